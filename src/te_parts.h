@@ -311,7 +311,7 @@
 
 /* what is built from operations */
 /* gcc compiles the parts below at -O1, because that takes less time than -O2. They have no CPU kernels, and run as fast
- * as at -O2. The parts above keep the program's own options. They call each other's small functions, and gcc does not
+ * as at -O2. The parts above, some of which have CPU kernels, all keep the program's own options, because gcc does not
  * inline a function into one with other options. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
 #pragma GCC push_options

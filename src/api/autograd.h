@@ -132,14 +132,14 @@ typedef struct te_cpu_offload_desc {
 } te_cpu_offload_desc;
 /* Begins a region of CPU offload. Up to te_cpu_offload_end, activations that tape nodes save are copied to pinned host
  * memory while the forward pass goes on. While the backward pass runs, they are copied back before they are needed. The
- * copies run on a stream of their own. Results keep their bits.
+ * copies run on a stream of their own. Results have the same bits as without offload.
  *
  * Parameters stay on the device. So does an activation that the caller's scope holds, such as the output of a layer
  * that the caller runs directly. If a module runs the layers (te_sequential_create, or a class of the user's), the
- * caller's scope does not hold their outputs. The bytes on the device are those that `fraction` does not offload, and
- * up to window_bytes more. The device waits where the link to the host is slower than the computation. The host waits
- * only while the driver allocates pinned memory. This memory is kept for later calls until te_memory_trim. On the CPU
- * backend the copies are made as well.
+ * caller's scope does not hold their outputs. The saved bytes on the device are those that `fraction` does not offload,
+ * and up to window_bytes more. The device waits where the link to the host is slower than the computation. The host
+ * waits only while the driver allocates pinned memory. This memory is kept for later calls until te_memory_trim. On the
+ * CPU backend the copies are made as well.
  *
  * desc is copied; NULL means the defaults. Regions may be nested. If the region lies inside a region of
  * te_saved_tensors_begin, the hooks of that outer region are not called. te_memory_get_stats counts the

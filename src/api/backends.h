@@ -1,4 +1,4 @@
-/* api/backends.h: the implementations (backends) of the parts of a model, by the names of NeMo Automodel. "external"
+/* api/backends.h: the implementations (backends) of the parts of a model, named as in NeMo Automodel. "external"
  * marks a backend whose kernels belong to another project. te.h does not have them: creating a module with such a
  * backend fails. */
 

@@ -14,7 +14,7 @@ typedef struct te_cp_batch {
     te_group *cp_p2p_group; /* the ranks of the ring with TE_CP_A2A_P2P (borrowed); NULL => none */
     te_qkv_format format;   /* TE_SBHD: tokens along the first dimension; TE_BSHD: along the second; TE_THD: along the
                              * first, or [1, tokens, ..]; 0 => TE_SBHD. TransformerEngine's default is thd */
-    te_tensor *cu_seqlens_padded; /* for TE_THD: i32 [b + 1], where each sequence begins, padding included (borrowed);
+    te_tensor *cu_seqlens_padded; /* for TE_THD: i32 [b + 1], where each padded sequence begins (borrowed);
                                    * the length of each sequence is a multiple of 2 n, for n ranks */
 } te_cp_batch;
 
@@ -27,7 +27,7 @@ TE_API te_tensor *te_get_batch_on_this_cp_rank(te_tensor *x, const te_cp_batch *
  * sequences, on every rank. All ranks must call it. If x is NULL on one rank, every rank gets NULL. */
 TE_API te_tensor *te_gather_batch_of_cp_ranks(te_tensor *x, const te_cp_batch *batch);
 /* Returns the indices of this rank's tokens among all total_tokens tokens: i32 [total_tokens / cp_size], for use with
- * te_embedding_lookup. cu_seqlens is i32 [b + 1]: where each packed sequence begins, padding included. Source:
+ * te_embedding_lookup. cu_seqlens is i32 [b + 1]: where each padded sequence begins. Source:
  * transformer_engine_torch, thd_get_partitioned_indices. */
 TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t total_tokens, int cp_size, int cp_rank);
 

@@ -86,8 +86,8 @@ TE_API int te_group_size(const te_group *group); /* the number of ranks; 1 for N
  * meant for tests, and for small groups in one process.
  *
  * If a rank's arguments do not fit those of the other ranks (size, format, counts, operation), the call fails on every
- * rank, and the message has both values. If a rank's own call fails before the exchange, for instance because an
- * earlier error left it with a NULL tensor, the call fails on every rank with that rank's error. In both cases no
+ * rank, and the error message has both values. If a rank's own call fails before the exchange, for instance because
+ * an earlier error left it with a NULL tensor, the call fails on every rank with that rank's error. In both cases no
  * tensor has changed and the group stays usable. If all ranks wait for one another in different calls (one in te_recv,
  * one in te_all_reduce), every rank gets an error that lists the calls of all ranks. After a rank has destroyed its
  * group or its context, calls of the other ranks fail. After all ranks have destroyed their groups, ranks can join the
@@ -150,5 +150,5 @@ TE_API te_result te_recv(te_group *group, te_tensor *x, int from);
  * rank's number and `reason` (copied; may be NULL). A collective that all ranks have begun still completes. This is the
  * only function of a group that another thread (a watchdog) may call at any time. It records no error in the context,
  * except TE_ERR_UNSUPPORTED if the group has no `abort`. Later aborts are ignored. Afterwards destroy the group on all
- * ranks; then ranks can join the hub again. For NULL, or a group of one rank, the call does nothing. */
+ * ranks; then ranks can join their te_thread_hub again. For NULL, or a group of one rank, the call does nothing. */
 TE_API te_result te_group_abort(te_group *group, const char *reason);

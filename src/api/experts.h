@@ -144,7 +144,7 @@ TE_API te_tensor *te_gate_expert_load(te_module *m);
  * gate_bias_update_factor is 0; TE_ERR_STATE in evaluation, or if nothing has been counted. */
 TE_API te_result te_gate_update_bias(te_module *m, te_group *group);
 /* Sets the factor by which later backward passes of this context multiply the gradients of auxiliary losses; 0 => 1.
- * Automodel's trainers set the size of the context-parallel group divided by the number of microbatches. Source:
+ * Automodel's trainers set it to the size of the context-parallel group divided by the number of microbatches. Source:
  * MoEAuxLossAutoScaler.main_loss_backward_scale. */
 TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale);
 
@@ -154,7 +154,7 @@ TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale);
  * drawn for each token and expert; z is from N(0, 1), drawn once for each expert. The weights are (1 - n) / K + n v /
  * sum(v), with v uniform, drawn for each of the token's K experts. The seed of these numbers is made from x's first
  * four elements, so equal tokens give an equal choice. The host waits for these elements. Weights are in x's format.
- * The module has no parameters and does not read padding. Owned by the caller. Source:
+ * The module has no parameters and does not read attention_mask. Owned by the caller. Source:
  * nemo_automodel.components.moe.layers.FakeBalancedGate. */
 TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts,
                                                float noise);

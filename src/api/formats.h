@@ -61,8 +61,8 @@ typedef struct te_cast_model_desc {
 /* Casts every floating parameter and buffer of m's tree, including buffers that are not saved in files. Tensors whose
  * path contains a word of te_module_set_keep_in_fp32 become f32; those that are f32 already keep every bit. In a model
  * with sharded parameters a word that is not strict keeps only buffers in f32; one warning says so. An optimizer's
- * masters and moments are not cast; if a parameter needs a master only after the cast, the next step makes it. desc may
- * be NULL. Asynchronous on CUDA, with one launch per tensor. TE_ERR_DTYPE if desc->dtype is another format. */
+ * master weights and moments are not cast; if a parameter needs a master only after the cast, the next step makes it.
+ * desc may be NULL. Asynchronous on CUDA, with one launch per tensor. TE_ERR_DTYPE if desc->dtype is another format. */
 TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *desc);
 
 /* Copies of tensors in f32, by path. */

@@ -83,7 +83,7 @@ typedef enum te_rope_type {
     TE_ROPE_LONGROPE     /* frequency i is divided by short_factor[i]; by long_factor[i] in sequences longer than the
                           * original context */
 } te_rope_type;
-enum { TE_MAX_ROPE_FACTORS = 256 }; /* maximum length of a list of longrope factors: heads of up to 512 channels */
+enum { TE_MAX_ROPE_FACTORS = 256 }; /* at most 256 longrope factors, one per channel pair, for heads of 512 channels */
 /* A te_rope_type and its parameters. The comment of each field names the types that read it; other types ignore it. */
 typedef struct te_rope_scaling {
     te_rope_type type;                        /* 0 => frequencies stay unchanged */
@@ -95,8 +95,8 @@ typedef struct te_rope_scaling {
     float mscale, mscale_all_dim;             /* YARN: if both are given, attention_factor is m(mscale) /
                                                * m(mscale_all_dim), with m(x) = 0.1 * x * ln(factor) + 1, or m(x) = 1
                                                * if `factor` is at most 1; 0 => not given */
-    bool no_truncate;                         /* YARN: the numbers of the channel pairs that make beta_fast and
-                                               * beta_slow turns are the bounds of the interpolation. true => the bounds
+    bool no_truncate;                         /* YARN: the bounds of the interpolation are the numbers of the channel
+                                               * pairs that turn beta_fast and beta_slow times. true => the bounds
                                                * may be fractions; false => they are rounded outwards to whole
                                                * numbers */
     float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine. 0 => 1 if `factor` is

@@ -3,10 +3,10 @@
  * The program gives each sequence a number, its id in the cache. Each step begins with te_inference_params_pre_step,
  * which lists the sequences of the step and the number of new tokens of each. Then comes a forward pass without
  * gradients (te_no_grad_begin), with the cache in args->attention.inference_params. Its batch has the new tokens of
- * these sequences, in the order of the list: [longest, b, ..] or [b, longest, ..], where shorter sequences have padding
- * at the end, or packed one behind the other (TE_THD). In that pass every module with self attention adds its keys and
- * values to the cache. New tokens are rotated by their positions in the whole sequence, and each query sees all keys up
- * to itself:
+ * these sequences, in the order of the list: [s, b, ..] or [b, s, ..], where s is the largest number of new tokens and
+ * shorter sequences have padding at the end; with TE_THD the sequences are packed. In that pass every module with
+ * self attention adds its keys and values to the cache. New tokens are rotated by their positions in the whole
+ * sequence, and each query sees all keys up to itself:
  *
  *     te_inference_params *cache = te_inference_params_create(te, &(te_inference_params_desc){.max_batch_size = 8,
  *     .max_sequence_length = 2048, .num_heads_kv = 8, .head_dim_k = 128});

@@ -27,10 +27,10 @@ typedef struct te_sdpa_args {
     bool enable_gqa;      /* true => k and v may have fewer heads than q: G heads, where G divides H. Head h of q uses
                            * head h / (H / G) of k and v */
 } te_sdpa_args;
-/* Returns softmax(scale q k^T, masked) v: q [b, H, s_q, d], k [b, H, s_kv, d], v [b, H, s_kv, dv], of any strides with
- * adjacent channels -> [b, H, s_q, dv], a view of memory [b, s_q, H, dv]. args may be NULL. If a region of
- * te_sdpa_begin is open, the function of the innermost region computes this; otherwise te_attention does. Formats and
- * memory are as in te_attention.
+/* Returns softmax(scale q k^T, masked) v for q [b, H, s_q, d], k [b, H, s_kv, d] and v [b, H, s_kv, dv], which may have
+ * any strides with adjacent channels. The result is [b, H, s_q, dv], a view of memory [b, s_q, H, dv]. args may be
+ * NULL. If a region of te_sdpa_begin is open, the function of the innermost region computes this; otherwise
+ * te_attention does. Formats and memory are as in te_attention.
  * Source: torch.nn.functional.scaled_dot_product_attention. */
 TE_API te_tensor *te_scaled_dot_product_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
 /* A function that can run in place of te_scaled_dot_product_attention; args is never NULL. It returns NULL on failure;
@@ -73,12 +73,12 @@ typedef struct te_mask_check {
                   * writes to memory of te_tensor_wrap. The result for such a mask is kept only if the program has
                   * called te_tensor_touch for it */
 } te_mask_check;
-/* Returns whether `mask` is the mask of causal attention with `window` (left, 0). If window.on is false or window.left
- * is negative, there is no window. If the result is true, *found (may be NULL) receives the window, or (-1, 0) if there
- * is none. A mask has 4 dimensions, the last two of equal size, and is u8, f32, f16 or bf16; for any other mask, and
- * for an empty one, the result is false, without an error. check may be NULL. The call reads one number from the
- * device, so it syncs. A mask without a kept result gives false in a graph's capture, and true between te_warmup_begin
- * and te_warmup_end. Source: _detect_causal_mask. */
+/* Returns whether `mask` is the mask of causal attention with `window`, whose `right` is taken as 0. If window.on is
+ * false or window.left is negative, there is no window. If the result is true, *found (may be NULL) receives the
+ * window: `right` is 0, and `left` is -1 if there is no window. A mask has 4 dimensions, the last two of equal size,
+ * and is u8, f32, f16 or bf16; for any other mask, and for an empty one, the result is false, without an error. check
+ * may be NULL. The call reads one number from the device, so it syncs. A mask without a kept result gives false in a
+ * graph's capture, and true between te_warmup_begin and te_warmup_end. Source: _detect_causal_mask. */
 TE_API bool te_detect_causal_mask(te_tensor *mask, te_window window, const te_mask_check *check, te_window *found);
 
 /* ---- a module's attention ---- */
@@ -143,7 +143,7 @@ typedef struct te_make_te_sdpa_desc {
  *     a mask that is not [.., s_q, s_kv], or one that
  *         requires a gradient with desc->mask.strict        desc->original computes it
  *     a mask for which te_detect_causal_mask gives false    desc->original computes it
- *     any other mask, with or without is_causal             causal attention, with the window that was found
+ *     any other mask, with or without is_causal             causal attention, with the window of the mask
  *     is_causal                                             causal attention, with window_size
  *     any other call                                        attention to all keys, without a window
  * If keys and values have more than num_kv_heads heads and enable_gqa is false, they are taken as repeated heads: with

@@ -16,7 +16,7 @@
  *     experts            GroupedExperts, GroupedExpertsDeepEP, and the experts of a CausalLM. Adapters are stacks over
  *                        the rank's experts, in children with a parameter "weight": lora_gate_and_up_A [E, dim, r],
  *                        lora_down_A [E, inter, r], lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter]) and
- *                        lora_down_B [E, r, dim]. The B stacks start at zero. With rank r each linear layer adds
+ *                        lora_down_B [E, r, dim]. The B stacks start at zero. With LoRA rank r each linear layer adds
  *                        (x A B) alpha / r, in high precision under every recipe; no dropout, no DoRA. Source:
  *                        GroupedExpertsLoRA
  *

@@ -30,8 +30,8 @@ typedef enum te_map_type {
 TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type,
                                  te_tensor **row_id_map);
 /* Permutes tokens as te_moe_permute does with a mask map, and also their probabilities: *permuted_probs
- * [num_out_tokens] receives, for each copy, its entry of probs [T, E]; it is differentiable in probs. A copy whose
- * probability is 0 is a row of zeros. Source: transformer_engine.pytorch.moe_permute_with_probs. */
+ * [num_out_tokens] receives, for each copy, the entry of its token and expert in probs [T, E]; it is differentiable in
+ * probs. A copy whose probability is 0 is a row of zeros. Source: transformer_engine.pytorch.moe_permute_with_probs. */
 TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map,
                                             int64_t num_out_tokens, te_tensor **permuted_probs, te_tensor **row_id_map);
 /* The results of te_moe_permute_and_pad_with_probs besides the returned tensor. All tensors belong to the innermost
@@ -133,8 +133,8 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
  * scaling block spans two groups. Under delayed scaling each group has its own amax history, whether calls give
  * m_splits or m_splits_tensor. With return_bias the output `bias` is [num_gemms, out].
  *
- * With m_splits_tensor only the device knows the sizes: one launch multiplies all groups, and nothing waits for the
- * host. On the CPU the results then have the same bytes as with m_splits, except under stochastic rounding, which draws
+ * With m_splits_tensor only the device knows the sizes: one launch multiplies all groups, and the host does not
+ * wait. On the CPU the results then have the same bytes as with m_splits, except under stochastic rounding, which draws
  * other random numbers. On a GPU the codes have the same bytes, but the GEMMs add in another order. Under a custom
  * recipe, the quantizers of GEMM 0 then quantize the inputs and gradients of all groups. Operands whose blocks are not
  * 1 x 128 (for weights: 1 x 128 or 128 x 128) are decoded before the GEMM. An NVFP4 recipe with row_scaled_activation

@@ -2,7 +2,7 @@
  * Automodel. */
 
 /* Returns a te_moe_backend. Fields that are also in te_backend_config get their values from *config; all others are
- * zero. If config is NULL, all fields are zero. The caller sets the groups and world_size afterwards. */
+ * zero. If config is NULL, all fields are zero. The caller sets ep_group, cp_group and world_size afterwards. */
 TE_API te_moe_backend te_moe_backend_of(const te_backend_config *config);
 
 /* Creates an MoE: y = experts(x) [+ shared experts(x) [* sigmoid(x w)]]. Children: gate, experts, shared_experts (with

@@ -89,14 +89,14 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
  * Source: transformer_engine.pytorch.DotProductAttention. */
 typedef struct te_dot_product_attention_desc {
     te_attn_options attention; /* kv_channels is needed: it has no default here */
-    te_parallel_options parallel; /* tp_group: each rank has a part of the heads; cp_group: a part of the sequences */
+    te_parallel_options parallel; /* tp_group: each rank has a part of the heads; cp_group: a part of each sequence */
     const char *name; /* copied; NULL => "core_attention" */
 } te_dot_product_attention_desc;
 /* Creates a DotProductAttention, the core of attention without projections. */
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
 /* Options of te_sdpa_create. An SDPA is the attention core of a language model, where it has the name `sdpa`. It runs
- * te_attention, without DotProductAttention's packed tensors, caches, lengths and FP8. A program can replace it by
+ * te_attention, without DotProductAttention's packed tensors, caches, sequence lengths and FP8. It can be replaced by
  * another attention with te_module_set_forward. The forward reads args->input (the query, [s, b, H, d]), args->key and
  * args->value ([s_kv, b, G, d]), and sets args->outputs.out [s, b, H, d]. Another `format` changes the layout of all
  * four. Of args->attention only attn_mask_type, window and checkpoint_core_attention may be set. In a model of

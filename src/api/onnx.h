@@ -29,7 +29,7 @@
  *                 scales, so the module must have run, or have loaded its scales, before. Under current scaling the
  *                 graph computes the scales of activations, and the file has the scales of weights. This opset cannot
  *                 express recipes with scales of blocks (block, MXFP8, NVFP4): their weights are decoded from their
- *                 codes (".decoded"), and activations are not rounded to codes
+ *                 codes (named "PATH.decoded"), and activations are not rounded to codes
  *     stored      weights that are stored quantized become codes with DequantizeLinear; if their scales are of blocks,
  *                 they are decoded
  *     attention   becomes two MatMuls with a softmax between them; the graph computes positions and masks from the

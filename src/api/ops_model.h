@@ -115,8 +115,8 @@ typedef struct te_norm_options {
  *   mean, rstd  f32 [M], optional, written; mean for LayerNorm only
  *   y           a float tensor, or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read) and optionally `scale_inv` and
  *               `amax`, as in te_op_fp8_quantize; then the f32 result is quantized without an intermediate rounding
- *   amax        f32 [1], optional, becomes max(amax, max |y|), where NaN is ignored. For an FP8 y the f32 result before
- *               scaling is measured, for a float y the stored y
+ *   amax        f32 [1], optional, becomes max(amax, max |y|), where NaN is ignored. max |y| is that of the f32 result
+ *               before scaling if y is FP8, else that of the stored y
  *   y_amax      f32 [1], optional, only for a float y and instead of amax: becomes max |y|, as in te_op_amax
  *   y_col       [N, ldc] with ldc >= M, optional, only for an FP8 y and of its format: becomes the transpose of y;
  *               columns M .. ldc - 1 become 0
@@ -433,13 +433,13 @@ typedef struct te_attn_fp8 {
  *         other, with a padding mask
  *   k, v  [s_kv, b, G, d], or with TE_BSHD and TE_THD in the order of q's dimensions. v may have another head size than
  *         q and k. Head h uses group h / (H / G). q, k, v and o may have any strides, with the last dimension
- *         contiguous. d is at most 1024; above 256 general kernels are used, which read chunks of 256 channels
+ *         contiguous. d is at most 1024. If it is above 256, general kernels run, which read chunks of 256 channels
  *   lse   f32 [b, H, s_q], or [H, tokens]: log(sum of exp(score)) of each row, with scores after scale, softcap, bias
  *         and mask; -inf for a row that sees no key, whose o is 0
  *   max_logit   f32 [H], optional, written: the largest score of each head, after scale, softcap, bias and mask; -inf
  *               if no row sees a key
  *   rule.dropout_p   probability p of zeroing an element of the softmax. Below 1/64 it is rounded to a multiple of
- *                    1/65536, above to a multiple of 1/4096, and to 4095/4096 at most unless it is 1. Kept elements are
+ *                    1/65536, else to a multiple of 1/4096 of at most 4095/4096, unless p is 1. Kept elements are
  *                    divided by 1 - p, with the rounded p. Each element has a 16-bit random number, and is kept if this
  *                    number is at least 65536 * p. For element [b, h, i, j], let w = ((b*H + h)*s_q + i)*ceil(s_kv/32)
  *                    + j/32 (with TE_THD, s_q and s_kv of the longest sequences). Then bit number n of its random
@@ -573,8 +573,8 @@ typedef struct te_op_context_rows_args {
 /* Computes the lengths and first rows of the chunks that `chunks` selects from each packed sequence, in the form that
  * te_attn_rule takes.
  *   cu_seqlens         i32 [b + 1]: running sums of the numbers of tokens of the whole sequences
- *   cu_seqlens_padded  optional i32 [b + 1]: the first row of each sequence, padding included, at multiples of 2 *
- *                      ranks; NULL => cu_seqlens
+ *   cu_seqlens_padded  optional i32 [b + 1]: where each sequence starts in memory, if there is padding between
+ *                      sequences; multiples of 2 * ranks; NULL => cu_seqlens
  *   lengths            i32 [b + 1], written: running sums, from 0, of the numbers of tokens in the selected chunks
  *   starts             i32 [b + 1], written: the first row of each sequence's selected chunks, counted in the rows of
  *                      the rank or, with TE_CHUNKS_UP_TO, in all rows; the last entry is the end

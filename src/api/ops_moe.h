@@ -95,8 +95,8 @@ typedef struct te_op_moe_permute_args {
  *   merging_probs   optional, float [T, E] or [T, topk]: factors by which the copies are multiplied
  *   permuted_probs  optional, float [R], with probs: its numbers are moved back to probs, float [T, E] or [T, topk],
  *                   which becomes 0 where there is no copy
- * row_id_map, pad_offsets and topk are as in te_op_moe_permute. Several copies may name the same row, so with an index
- * map the operation can also serve as a table lookup. */
+ * row_id_map, pad_offsets and topk are as in te_op_moe_permute. Several entries of row_id_map may name the same row,
+ * so with an index map the operation can also serve as a table lookup. */
 typedef struct te_op_moe_unpermute_args {
     const te_tensor *x, *row_id_map, *pad_offsets, *merging_probs, *permuted_probs;
     te_tensor *y, *probs;

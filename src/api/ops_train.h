@@ -65,7 +65,7 @@ typedef struct te_adam_numbers {
  *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
  *   master       optional: the step updates master, then param = round(master). It is f32; or f16 with a scale; or, for
  *                a bf16 param, u8 with twice as many elements, called remainders: the lower 16 bits of an f32 master.
- *                The upper 16 bits are then param, or param - 1 where the lower ones are 2^15 or more
+ *                The upper 16 bits are then param's bits, or these minus 1 where the lower ones are 2^15 or more
  *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the value of a state is its elements
  *                                   times its scale. A step sets the scale to max |x| / 32752 (f16) or max |x| / 448
  *                                   (e4m3), where NaN is ignored. If that maximum is too small, zeros are stored */
@@ -165,8 +165,8 @@ typedef struct te_op_multi_scale_args {
  *   skipped          f32 [1]: the number of skipped steps
  *   found_inf        f32 [1] or NULL: not 0 if the last step was skipped. First `skipped` grows by 1 if found_inf is
  *                    not 0 and `count` is true; then found_inf becomes 0
- *   bias_correction  optional f32 [P, 2], written, from betas f32 [P, 2], P as in te_op_adam: 1 / (1 - beta^n) with
- *                    n = step - skipped, or 1 if no_bias_correction
+ *   bias_correction  optional f32 [P, 2], written: 1 / (1 - beta^n) for each beta in `betas`, with n = step - skipped;
+ *                    or 1 if no_bias_correction. betas is f32 [P, 2], with P as in te_op_adam
  *   step_device      optional f32 [1]: replaces step */
 typedef struct te_op_step_numbers_args {
     te_tensor *found_inf, *skipped;

@@ -19,8 +19,8 @@ typedef enum te_state_capability {
 } te_state_capability;
 /* The functions that te_fused_adam_create and its optimizers call. */
 typedef struct te_fused_adam_methods {
-    te_initialize_state_fn initialize_state; /* creates every state of a new optimizer, and the masters that are needed
-                                              * after a cast of the model */
+    te_initialize_state_fn initialize_state; /* creates every state of a new optimizer, and the master weights that are
+                                              * needed after a cast of the model */
     int capabilities; /* te_state_capability bits of initialize_state, or-ed */
 } te_fused_adam_methods;
 /* Returns the methods in force. They are te_initialize_state with all capabilities, unless te_fused_adam_set_methods

@@ -125,7 +125,7 @@ typedef enum te_cp_comm {
  *     TE_CP_ALL_GATHER  keys and values, all at once                      windows (*)
  *     TE_CP_A2A         q, k, v and o: each rank computes some of the     windows, softmax types other than vanilla
  *                       heads, for all tokens. n must divide the number
- *                       of heads and of groups
+ *                       of heads and of GQA groups
  *     TE_CP_A2A_P2P     as TE_CP_A2A within cp_group, and as TE_CP_P2P
  *                       over cp_p2p_group
  *
@@ -195,7 +195,7 @@ typedef struct te_attn_options {
                                  * [H], without a gradient */
     te_attn_type attention_type; /* self or cross attention, in a MultiheadAttention. In self attention, cu_seqlens_q is
                                   * also used for the keys if cu_seqlens_kv is not given */
-    bool no_qkv_weight_interleaved; /* rows of the weight are [Q | K | V]. false => they are [groups, (q.., k, v)],
+    bool no_qkv_weight_interleaved; /* rows of the weight are [Q | K | V]. false => [q.. | k | v] of each GQA group,
                                      * except with no_fuse_qkv_params. TransformerEngine's default is [Q | K | V],
                                      * because its fuse_qkv_params is off */
     bool no_fuse_qkv_params;    /* query_weight, key_weight and value_weight are separate parameters, and not
@@ -251,9 +251,9 @@ typedef struct te_attn_call {
                                       * again in the backward pass, the source texts in score_mod must live until
                                       * then */
     /* Packed inputs of DotProductAttention. qkv_layer [.., 3, H, d] takes the place of input, key and value; with fewer
-     * groups than heads it is [.., H + 2 G, d]. kv_layer [.., 2, G, d] takes the place of key and value. The kernels
-     * read packed tensors in place and write their gradients as one tensor. A call that has a cache, runs in FP8 or
-     * runs over several ranks first copies q, k and v into separate tensors. */
+     * GQA groups (G) than heads (H) it is [.., H + 2 G, d]. kv_layer [.., 2, G, d] takes the place of key and value.
+     * The kernels read packed tensors in place and write their gradients as one tensor. A call that has a cache, runs
+     * in FP8 or runs over several ranks first copies q, k and v into separate tensors. */
     te_tensor *qkv_layer, *kv_layer;
     int qkv_interleave_dim;          /* index, from the end, of the dimension that separates q, k and v. -3: the shapes
                                       * above; -2: [.., H, 3, d] and [.., G, 2, d], or with fewer groups than heads

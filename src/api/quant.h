@@ -262,8 +262,8 @@ typedef struct te_delayed_recipe {
     int amax_history_len;   /* number of steps in the amax history; 0 => 1024 */
     te_amax_algo amax_algo; /* 0 => the largest amax of the history */
     /* The program's own functions, called on the host (each update then waits for the device). amax_fn returns the amax
-     * of a history [length], whose number 0 is that of the latest step; NULL => amax_algo. scale_fn returns the scale
-     * for an amax; NULL => the formula of `margin`. */
+     * for history[0 .. length - 1], where history[0] is the amax of the latest step; NULL => amax_algo. scale_fn
+     * returns the scale for an amax; NULL => the formula of `margin`. */
     float (*amax_fn)(void *user, const float *history, int length);
     float (*scale_fn)(void *user, float amax, float old_scale, float fp8_max);
     void *user;             /* handed to amax_fn and scale_fn; borrowed while the recipe is in use */
@@ -466,7 +466,7 @@ typedef struct te_master_weights {
                                        * slices */
     /* Optional [count]: the codes of each slice are written flat into these tensors, and not into the weight. The
      * scales are written into the weight in any case. For MXFP8, row-wise codes go into shard_weights and column-wise
-     * codes into shard_columnwise. For e2m1 a tensor is u8, and starts with the byte that has the slice's first
+     * codes into shard_columnwise. For e2m1 such a tensor is u8, and starts with the byte that has the slice's first
      * element. */
     te_tensor *const *shard_weights, *const *shard_columnwise;
     /* true: column-wise copies keep their old codes until te_post_all_gather_processing; false: they are dropped, and

@@ -16,11 +16,11 @@
  *
  * The exchanges are part of te_backward. So all ranks must make the same calls of te_backward, and each call must reach
  * the parameters of the model on all ranks or on none. A parameter without a gradient on this rank gets the gradient of
- * the other ranks; if no rank has one, none is made. If a pass fails on one rank before the exchanges, that rank tells
- * the ranks that wait in the first exchange. There are two cases in which a rank tells nobody: its context had an error
- * already, so that it never gets to the exchange, or it runs out of memory between two units. Such a rank must call
- * te_group_abort, which frees the waiting ranks. te.h's parameters are whole on every rank: units decide when gradients
- * are exchanged, and save no memory.
+ * the other ranks; if no rank has one, none is made. If a pass fails on one rank before the exchanges, that rank
+ * reports the failure to the ranks that wait in the first exchange. There are two cases in which a rank reports no
+ * failure: its context had an error already, so that it never gets to the exchange, or it runs out of memory between
+ * two units. Such a rank must call te_group_abort, which frees the waiting ranks. te.h's parameters are whole on every
+ * rank: units decide when gradients are exchanged, and save no memory.
  *
  * Source: torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp (FSDPModule),
  * nemo_automodel.components.moe.fsdp_mixin. */
@@ -55,8 +55,8 @@ typedef struct te_data_parallel_desc {
 /* Makes m and all modules below it one unit (DistributedDataParallel); desc NULL undoes that. First sets parameters and
  * buffers to the values of rank 0, so all ranks must call it. Errors:
  *   TE_ERR_UNSUPPORTED for weights that are stored quantized: seed all ranks alike and set no_init_sync instead.
- *   TE_ERR_INVALID for a module that is a unit of te_fsdp_unit already, for a group of another context, or for a factor
- *   that is negative or not finite.
+ *   TE_ERR_INVALID for a module that is a unit of te_fsdp_unit already, for a group of another context, or for a
+ *   gradient_divide_factor that is negative or not finite.
  *   TE_ERR_STATE inside a graph's capture.
  * Allocates memory. Syncs if collectives of the group sync. */
 TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc);
@@ -114,14 +114,14 @@ typedef struct te_stage_backward_desc {
 /* Runs the backward pass, and decides whether gradients are exchanged. The first of these cases that applies decides:
  *
  *   1.  te_data_parallel made the stage one unit. The unit exchanges only if last_backward is true.
- *   2.  te_fsdp_unit made the stage a unit. Before the pass, all flags of it and of the units below it are set to
- *       reduce_grad_per_microbatch. If last_backward is true, they are set to true after the pass, and these units
- *       exchange.
+ *   2.  te_fsdp_unit made the stage a unit. Before the pass, all flags (te_fsdp_state) of it and of the units below it
+ *       are set to reduce_grad_per_microbatch. If last_backward is true, they are set to true after the pass, and these
+ *       units exchange.
  *   3.  te_model_set_fsdp_optimizations(stage, true) was called. Before the pass, all flags of the units of
  *       te_fsdp_units_visit are set to false. If last_backward and te_step_get_is_optim_step are true, they are set to
  *       true after the pass, these units exchange, and then each root_post_backward is called.
  *   4.  In all other cases the flags stay as they are.
  *
- * TE_ERR_INVALID for another type, or outputs that are missing. Other errors are those of te_backward_from and
+ * TE_ERR_INVALID for any other desc->type, or if outputs are missing. Other errors are those of te_backward_from and
  * te_backward_dw. Source: patched_backward_maybe_with_nosync. */
 TE_API te_result te_stage_backward(te_module *stage, const te_stage_backward_desc *desc);

@@ -3,8 +3,8 @@
  * A tensor is a reference-counted view of a block of memory. It has a number format, at most TE_MAX_DIMS sizes, and
  * strides. It belongs to the innermost scope (te_scope_begin); te_tensor_retain keeps it beyond the scope's end. Shapes
  * are row-major: the last size varies fastest. A size may be 0. In the 4-bit format (e2m1) two elements share a byte,
- * the even one in the low half. Each e2m1 row (run along the last size) begins at a whole byte: a tensor of shape [3,
- * 5] has 9 bytes, and a tensor without dimensions has 1 byte.
+ * the even one in the low half. Each e2m1 row (the elements along the last dimension) begins at a whole byte: a
+ * tensor of shape [3, 5] has 9 bytes, and a tensor without dimensions has 1 byte.
  *
  * A function that is given a NULL tensor returns NULL (or TE_ERR_STATE, 0, false, "") and reports no error, because the
  * call that returned the NULL has reported one already. */

@@ -55,8 +55,8 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     if (s->packed || !p.window.on) {
         p.mask = s->packed ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL_BOTTOM_RIGHT;
         p.num_keys = length / (2 * ranks) * p.up_to;
-    } else { /* keys are cut off at both ends. The window's bounds are shifted, since the diagonal now begins
-              * at first_key */
+    } else { /* keys outside of the window are cut off at both ends. The window's bounds are shifted, since the
+              * diagonal now begins at first_key */
         const int64_t chunk = length / (2 * ranks), at = chunk * (p.up_to - 1);
         p.window.left = te__min(p.window.left, length); /* limited, since a window may have any size, and the sums below
                                                          * must not overflow */
@@ -92,7 +92,7 @@ static te_tensor *te__context_sums(const te__context_attention *s, const te__con
 }
 
 /* Computes which packed queries or keys of rank `rank` belong to a piece. Replaces *cu by the running sums of each
- * sequence's length within the piece, and *padded by the first row of each sequence. */
+ * sequence's length within the piece, and *padded by the rows at which the sequences' parts of the piece begin. */
 static te_result te__context_lengths(const te__context_attention *s, int rank, te_context_chunks chunks, te_tensor **cu,
                                      te_tensor **padded) {
     te_op_context_lengths_args a = TE_ZERO;
@@ -197,7 +197,7 @@ static te_result te__context_join(te_qkv_format format, te_tensor *x, te_tensor 
     return te_op_context_merge(x->te, &a);
 }
 
-/* Computes piece number `i` and merges it into o (f32), lse and, if it is not NULL, max_logit. */
+/* Computes piece number `i` and merges it into o (f32), lse and max_logit (unless that is NULL). */
 static te_result te__context_attend(const te__context_attention *s, int i, te_tensor *q, te_tensor *k, te_tensor *v,
                                     te_tensor *o, te_tensor *lse, te_tensor *max_logit) {
     te__context_piece p = te__context_piece_of(s, i, k->shape[s->seq]);
@@ -256,7 +256,8 @@ static te_result te__context_differentiate(const te__context_attention *s, int i
 
 /* ---- all pieces ---- */
 
-/* Gathers the keys and values of all ranks of the ring, and puts them in the order of the sequences. */
+/* Gathers the keys and values of all ranks of the ring, and puts their rows in the order of the tokens in the
+ * sequences. */
 static te_result te__context_gather(const te__context_attention *s, te_tensor *const own[2], te_tensor *whole[2],
                                     te_result result) {
     te_group *ring = s->context.ring;
@@ -513,7 +514,7 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
                  (long long)(d->rule.window.on ? d->rule.window.right : -1), (double)d->rule.softmax_scale,
                  (double)d->rule.dropout_p, d->rule.cu_seqlens_q ? "cu_seqlens, " : "",
                  d->rule.core_attention_bias ? "a bias, " : "", c->gathers ? "keys gathered" : "keys exchanged");
-    for (i = 0; i < 2; i++) { /* if the first group fails, the ranks of the second group are told */
+    for (i = 0; i < 2; i++) { /* if the comparison fails in groups[0], the ranks of groups[1] are told */
         if (!te__group_compares(groups[i], c->met)) continue;
         result = te__group_compare(groups[i], what, result);
         *compared = true;

@@ -28,7 +28,8 @@ static int te__batch_dim(const te_tensor *x, const te_cp_batch *b, const char *w
     return dim;
 }
 /* Returns the map that reorders the rows of a whole batch. The batch has `part` times as many rows as x. If part is 1,
- * the map is from the order of the sequences to that of the ranks; otherwise it is the reverse. */
+ * the map is from the order in the sequences to the order of the ranks (all rows of rank 0, then of rank 1 ...);
+ * otherwise it is the reverse. */
 static te_tensor *te__batch_map(const te_tensor *x, const te_cp_batch *b, int dim, int ranks, int part) {
     te__context_order order = te__context_order_of(ranks, 1, part == 1);
     const int64_t sequences = dim == 1 ? x->shape[0] : 1;

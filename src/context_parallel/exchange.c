@@ -39,7 +39,7 @@ static int te__context_rank(const te__context *c) {
 /* ---- tokens in the order of sequences ---- */
 
 /* A permutation between two orders of rows: the order of the ranks (all rows of rank 0, then of rank 1 ...) and the
- * order of the sequences. */
+ * order of the sequences (all rows of sequence 0 by position, then of sequence 1 ...). */
 typedef struct te__context_order {
     int ranks, share; /* `ranks`: the number of ranks. `share`: these ranks together have 1 / `share` of each sequence,
                        * so the offsets in `cu` are divided by `share` */

@@ -243,7 +243,7 @@ typedef struct te__cache_lock {
 
 /* Acquires the lock of a key. The process that holds it compiles the kernel; other processes wait here, and then read
  * the kernel from the cache. Where locks do not work, several processes may compile the same kernel, and the file of
- * the last one stays. */
+ * the last process stays. */
 static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key, te__cache_lock *l) {
     double end = te__time_now() + (double)TE__CACHE_PATIENCE;
     te__text folder = TE_ZERO;

@@ -464,8 +464,8 @@ TE_API void *te_ctx_cu_stream(const te_ctx *te) {
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 
-/* Allocates device memory. Returns NULL without an error if there is not enough: the pool then releases its free
- * blocks, tries again, and reports the error. */
+/* Allocates device memory. Returns NULL without an error if there is not enough. The caller then releases the pool's
+ * free blocks and tries once more, and reports the error if that fails too. */
 static void *te__cuda_mem_alloc(te_ctx *te, size_t bytes) {
     te__cu_address address = 0;
     te__cu_result code;
@@ -729,9 +729,9 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
 
 /* ---- a cache of planning ------------------------------------------------------------------------------------- */
 
-/* Returns the TE__MEMO_VALUE bytes that are cached for `key`, which is TE__MEMO_KEY bytes, not all 0. If *known is
- * false, the caller must fill in the returned bytes. Returns NULL if nothing can be cached for this plan. A value must
- * depend only on the key and the device. */
+/* Returns the TE__MEMO_VALUE bytes that are cached for `key`. `key` has TE__MEMO_KEY bytes, not all of them 0. If
+ * *known is false, the caller must fill in the returned bytes. Returns NULL if nothing can be cached for this plan. A
+ * value must depend only on the key and the device. */
 static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
     static const unsigned char free_key[TE__MEMO_KEY] = TE_ZERO;
     te__cuda *c = p->te->cuda;

@@ -276,7 +276,8 @@ static te_result te__jit_job_try(te__jit_job *j) {
         return TE_ERR_COMPILE;
     }
     result = te__jit_cache_or_compile(j, &unit, &key);
-    /* the compiler's messages show the user's code only as macros, so the code itself is added */
+    /* the compiler's messages show the user's code (te__code in core/plan.c) only as macros, so the code itself is
+     * added */
     if (result == TE_ERR_COMPILE && code) te__text_printf(&j->why, "\nThe code of the call is\n%s", code->text);
     return result;
 }

@@ -396,8 +396,8 @@ TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
 
 /* If ranks run different operations, they compute wrong numbers or wait for one another. So each rank describes in a
  * text what it will do next, and the ranks compare their texts. They compare in the first call of a module. In debug
- * mode (TE_DEBUG_SYNC=1, which must be the same on all ranks) they compare in every call. A message consists of a
- * checksum of the whole text and the first TE__COMPARED_TEXT bytes of the text. */
+ * mode (TE_DEBUG_SYNC=1, which must be the same on all ranks) they compare in every call. To compare, each rank sends
+ * a message: a checksum of its text, then TE__COMPARED_TEXT bytes with the module path and the start of the text. */
 enum { TE__COMPARED_TEXT = 504, TE__COMPARED_BYTES = TE__COMPARED_TEXT + 8 };
 
 /* Returns whether the ranks compare their texts in this call. `met` means that they have compared in an earlier call.
@@ -425,7 +425,7 @@ static te_result te__group_texts(te_group *group, const unsigned char own[TE__CO
     return result;
 }
 
-/* Checks that all ranks are about to do `what`. If they are not, all ranks fail with TE_ERR_STATE and a message that
+/* Checks that all ranks are about to do `what`. If they are not, all ranks fail with TE_ERR_STATE, and the error text
  * shows the texts of two ranks. `result` may be an earlier failure of this rank; then the other ranks are informed. If
  * one rank fails, all ranks fail, so no rank continues with its next collective. */
 static te_result te__group_compare(te_group *group, const char *what, te_result result) {

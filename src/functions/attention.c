@@ -127,7 +127,7 @@ static te_result te__rope_freqs_of(te_ctx *te, const te_rotary_desc *d, te_rope_
     return a->freqs ? TE_OK : te_error_code(te);
 }
 /* Sets up the angles for heads of head_dim channels in sequences of `length` tokens. Scaled frequencies are written to
- * `inv_freq`, and *a points to them. If rotary_dim is 0 and no table is given, no channel is rotated. */
+ * `inv_freq`, and *a points to them. If a->rotary_dim becomes 0 and d->freqs is NULL, no channel is rotated. */
 static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length,
                                     te_rope_angles *a, float *inv_freq) {
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
@@ -617,7 +617,8 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
  * Otherwise one tensor is packed. If p->keys is false, this is parts[0], with queries, keys and values. If p->keys is
  * true, it is parts[1], with keys and values, and parts[0] is q. The function puts views of the packed tensor into
  * `parts`, so nothing is copied. The result has all heads [.., H, d]. Queries with two strides (te__packing_spreads)
- * need a te_attn_rule that is the same for all sequences and heads, because each group is viewed as a sequence. */
+ * need a te_attn_rule that is the same for all sequences and heads, because each group of heads is viewed as a
+ * sequence. */
 static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, const te_attn_desc *desc) {
     const te__packing apart = TE_ZERO;
     te__attention_state state;

@@ -5,8 +5,9 @@
 typedef struct te__functions_state {
     te_tensor *place; /* the next output that has the format and size of this tensor is written to it; NULL: every
                        * output gets new memory */
-    bool any_rows;    /* true: onnx/export.c records the calls for an ONNX file that must work for any number of rows.
-                       * Then no output may lie in a larger tensor at an offset that depends on the number of rows */
+    bool any_rows;    /* true: onnx/export.c records the operations for an ONNX file that must work for any number of
+                       * rows. Then no output may lie in a larger tensor at an offset that depends on the number of
+                       * rows */
 } te__functions_state;
 static const te__slot te__functions_slot = {sizeof(te__functions_state)};
 static te__functions_state *te__functions_of(const te_ctx *te) {
@@ -181,7 +182,7 @@ static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, 
     return needs[2] && !*db ? NULL : dyq;
 }
 
-/* Returns x quantized by `spec`. `dtype` is the nominal format of the result. */
+/* Returns x quantized by `spec`. `dtype` is the nominal dtype of the result: the format that dequantizing gives. */
 static te_tensor *te__quantize_as(te_tensor *x, te_dtype dtype, const te__quant_spec *spec) {
     te_tensor *y = te__quant_empty(x->te, dtype, x->ndim, x->shape, spec, spec->usage, false);
     return y && te__quant_fill(y, x, spec, spec->usage, NULL) == TE_OK ? y : NULL;
@@ -252,7 +253,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         result = gemm.d && (!s->act_epilogue || !needs[3] || dx[3])
                      ? te__product(te, dyq, false, saved[1], false, &gemm)
                      : te_error_code(te);
-        /* each rank has computed dx from its own outputs only, so sum over the ranks */
+        /* each rank has computed dx from its own columns of dy only, so sum over the ranks */
         if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result);
         if (result == TE_OK && quantizes) {
             dx[0] = te__quantize_as(dx[0], s->x_dtype, &grad_spec);
@@ -570,7 +571,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     gemm.bias = bias;
     if (result == TE_OK && !y) result = te_error_code(te);
     if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);
-    /* each rank has computed y from its own inputs only, so sum over the ranks */
+    /* each rank has computed y from its own columns of x only, so sum over the ranks */
     if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone) result = te__reduce_parts(p, &y, result);
     if (result != TE_OK) return te__frame_return(te, NULL);
     /* the backward pass reads the unquantized operands */

@@ -272,7 +272,7 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
                  model->cls->name, (long long)batch, (long long)max_length);
         return NULL;
     }
-    /* takes the dtype of the embedding table, because params_dtype is out of date if the model has been cast */
+    /* The cache gets the dtype of the embedding table. A model that has been cast has another dtype than its desc. */
     table = te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight");
     c = (te_kv_cache *)te__alloc_zero(te, sizeof(*c));
     if (!c) return NULL;

@@ -46,8 +46,8 @@ static te_result te__magnitude_forward(te_module *m, te_forward_args *args) {
     return te__fail(m->te, TE_ERR_STATE, "%s: it is a vector beside its Linear's adapters; run the Linear",
                     m->cls->name);
 }
-/* Sets the magnitudes to the norms of the rows of V, the weight plus its LoRA update. The Linear's output then stays as
- * it was. Waits for the device. */
+/* Sets the magnitudes to the norms of the rows of V, where V is the weight plus its LoRA update. The Linear's output is
+ * then the same as without magnitudes. Waits for the device. */
 static te_result te__magnitude_reset(te_module *m) {
     te_tensor *weight = te_module_parameter(m, "weight"), *rnorm, *value;
     const size_t bytes = te_tensor_bytes(weight) / (size_t)te__dtype_size(weight->dtype) * sizeof(float);

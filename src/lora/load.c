@@ -18,7 +18,7 @@ typedef struct te__peft {
     float alpha, dropout;
     bool rslora, dora, ties; /* use_rslora, use_dora, ensure_weight_tying (embedding and lm_head trained as one) */
     te_lora_bias bias;
-    const char *base;   /* base_model_name_or_path, a pointer into the text of the config; or NULL */
+    const char *base;   /* value of base_model_name_or_path (points into the text of the config), or NULL */
     const char **saved; /* modules_to_save; the names point into the text of the config */
     int num_saved, cap_saved;
     te__peft_alpha *alphas;
@@ -501,7 +501,8 @@ static int64_t te__peft_rank(const te__peft *p, const te__lora_site *s, const ch
     const te_safetensors_entry *e = te_safetensors_find(p->file, te__peft_name(s, path, "lora_A", 0, name));
     return e && e->ndim == 2 ? e->shape[0] : 0;
 }
-/* Returns a peft module's alpha: the value of the first matching key of alpha_pattern (as in peft), or lora_alpha. */
+/* Returns a peft module's alpha: the value of the first matching key of alpha_pattern (as in peft), or lora_alpha if no
+ * key matches. */
 static float te__peft_alpha_of(te__peft *p, const char *path) {
     int i;
     for (i = 0; i < p->num_alphas && !(p->alphas[i].path ? strcmp(p->alphas[i].path, path) == 0

@@ -190,8 +190,8 @@ static te_tensor *te__attn_te_postprocess(te_module *m, te_tensor *x) {
 
 /* ---- sdpa ---- */
 
-/* Copies the last s_kv columns of the padding mask x [b, columns] to the host, 1 for a token. The result has
- * b * s_kv + 1 bytes; the caller frees it by te__free. Sets *all to true if there is no padding. */
+/* Copies the last s_kv columns of the padding mask x [b, columns] to the host. The result is 1 for a token and 0 for
+ * padding. It has b * s_kv + 1 bytes; the caller frees it by te__free. Sets *all to true if there is no padding. */
 static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
     const int64_t b = x->shape[0], columns = x->shape[1];
     const size_t bytes = (size_t)te__numel(x) + 1;

@@ -10,7 +10,7 @@ enum {
 
 typedef struct te__frozen {
     te__cast cast;
-    unsigned char *mark; /* [num] the TE__HAS_* and TE__OWNS_BASE bits of each module of the tree, parents first */
+    unsigned char *mark; /* [num]: the TE__HAS_* and TE__OWNS_BASE bits of each module of the tree, parents first */
     int num, at;
     bool any_base;
 } te__frozen;
@@ -85,9 +85,9 @@ TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_
     if (result == TE_OK) result = te__want_floating(m->te, desc->compute_dtype, who, "compute_dtype");
     if (result != TE_OK) return result;
     f.cast = te__cast_of(m, desc->compute_dtype);
-    f.cast.sharded = false; /* even for a sharded model, so that keywords that te_module_set_keep_in_fp32 has set
-                             * with `strict` false keep parameters in f32; te__frozen_list casts no sharded
-                             * parameter */
+    f.cast.sharded = false; /* false even for a sharded model: otherwise the keywords that
+                             * te_module_set_keep_in_fp32 has set with `strict` false would keep no parameters in
+                             * f32. te__frozen_list casts no sharded parameter anyway. */
     f.any_base = desc->any_frozen_base;
     te_module_visit(m, te__count_module, &f.num);
     f.mark = (unsigned char *)te__alloc_zero(m->te, (size_t)f.num);

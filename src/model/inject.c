@@ -106,8 +106,9 @@ static te_tensor *te__sdpa_fails(te_sdpa_patch *f) {
     const te_result result = te_error_code(f->te);
     return ranks ? te__context_attention_run(parts, &nothing, ranks, result == TE_OK ? TE_ERR_STATE : result) : NULL;
 }
-/* Returns true if desc.original, the attention function for calls that f's module cannot take, may take the call. Under
- * context parallelism it may not: it would see only this rank's keys, and the other ranks would wait. */
+/* desc.original is the attention function for calls that f's module cannot take. Returns true if desc.original may take
+ * the call. Under context parallelism it may not: it would see only this rank's keys, and the other ranks would wait
+ * for this rank. */
 static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__context *ranks = te__sdpa_ranks(f);
     if (!ranks) return true;

@@ -43,7 +43,7 @@ struct te_module {
     bool named;      /* true: the creator gave the name; false: the default name of the class */
     bool numbered;   /* its Sequential has given it a number as name */
     te_module *parent;
-    te_module *maker; /* during creation the future parent, if its create function creates this module; otherwise
+    te_module *maker; /* the future parent, while the create function of that parent creates this module; otherwise
                        * NULL */
     te_module **children; /* in the order of their places */
     int num_children, cap_children;

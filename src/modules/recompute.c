@@ -35,7 +35,7 @@ static te__regions te__regions_now(const te_ctx *te) {
     return r;
 }
 /* Restores the numbers of open regions (te_scope, te_autocast, te_no_grad) to those in *r. Returns the name of a kind
- * of region whose number was different, or NULL. Cannot bring back the tensors of a scope that ended too early. */
+ * of region whose number was different, or NULL. It cannot bring back the tensors of a scope that ended too early. */
 static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     const char *what = te->num_scopes != r->scopes       ? "te_scope"
                        : te__quant_of(te)->num_autocast != r->autocast ? "te_autocast"

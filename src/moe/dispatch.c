@@ -12,14 +12,16 @@ typedef struct te__dispatch {
     int64_t copies;      /* upper bound of the number of copies of tokens (one for each chosen expert); only with a mask
                           * map */
     te_dtype dtype;      /* format of the tokens */
-    te_tensor *weights;  /* router weights, f32: [tokens to sort, topk], or with a mask map [tokens, experts] */
+    te_tensor *weights;  /* router weights, f32; the shape is [tokens to sort, topk] with an index map, and
+                          * [tokens, experts] with a mask map */
     int64_t longest;     /* largest number of tokens of any rank; each rank has this many rows in the gathered tensor */
     int64_t *send, *recv; /* for the exchange: numbers of rows sent to each rank and received from each rank */
     int64_t *chunks;     /* [ranks, local]: number of rows received from each rank for each local expert */
     te_tensor *chunk_sizes, *back_sizes, *back_order; /* on the device. A chunk is the rows from one rank for one local
-                                                       * expert. The sizes of the chunks are in chunk_sizes by rank,
-                                                       * and in back_sizes by expert. back_order is the permutation
-                                                       * from the order by expert to the order by rank. */
+                                                       * expert. chunk_sizes has the sizes of the chunks ordered by
+                                                       * rank, back_sizes has them ordered by expert. back_order is
+                                                       * the permutation from the order by expert to the order by
+                                                       * rank. */
     int64_t *host;       /* one allocation for `send`, `recv`, `chunks` and rows.host */
     size_t bytes;        /* size of `host` */
 } te__dispatch;
@@ -278,7 +280,7 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
         memcpy(te__exchange_counts(s) + d->ranks, recv, (size_t)d->ranks * sizeof(int64_t));
         recorded = te__record_two("exchange", y, p, te__exchange_backward, s, bytes, in, probs ? 2 : 1, NULL, 0);
     }
-    /* The exchanges of rows and of router weights succeeded, but this rank failed afterwards and skips the next
+    /* If the exchanges of rows and of router weights succeeded, but this rank failed afterwards, it skips the next
      * exchange. te__refuse informs the other ranks, so that they do not wait in that exchange. */
     if (met && !recorded) te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
     te__free(te, s);

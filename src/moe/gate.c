@@ -96,7 +96,7 @@ typedef struct te__gate_module {
     uint64_t load_cleared; /* version of `load` after it was last cleared; `load` is 0 while it has this version */
     float *master;         /* [E]: e_score_correction_bias in f32 if its buffer has another dtype; NULL before the first
                             * update */
-    uint64_t master_of;    /* version of the bias buffer after an update last wrote the rounded `master` to it */
+    uint64_t master_of;    /* version of the bias buffer right after the last update wrote the rounded `master` to it */
 } te__gate_module;
 
 /* Returns the router arguments of a gate. `bias` is the tensor e_score_correction_bias, or NULL. */

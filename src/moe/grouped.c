@@ -185,8 +185,8 @@ static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
 typedef enum te__grouped_way { TE__GROUPED_CODES, TE__GROUPED_EXACT, TE__GROUPED_VALUES } te__grouped_way;
 
 /* Returns how a grouped GEMM can get the quantized operands a and w[0] to w[n - 1]. `a_which` and `w_which` (TE_ROWWISE
- * or TE_COLUMNWISE) select the copies that the GEMM reads. With block scales, CODES needs 1 x 128 blocks in the
- * operand a. If `along_k` is false, it needs 128 x 128 blocks in w, otherwise 1 x 128 blocks. */
+ * or TE_COLUMNWISE) select the copy of each operand that the GEMM reads. With block scales, CODES needs 1 x 128
+ * blocks in the operand a. In w it needs 128 x 128 blocks if `along_k` is false, otherwise 1 x 128 blocks. */
 static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which,
                                           bool along_k) {
     te__grouped_way way = TE__GROUPED_CODES;
@@ -358,8 +358,8 @@ static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *siz
 typedef struct te__all_state {
     int n;
     bool biases, quantize_grad, fuse_wgrad, overwrite_main_grad, split_dgrad, split_wgrad;
-    int quantize_x; /* the copy (TE_ROWWISE or TE_COLUMNWISE) that the backward pass makes by quantizing saved[0]; 0: no
-                     * copy */
+    int quantize_x; /* the copy of x (TE_ROWWISE or TE_COLUMNWISE) that the backward pass makes by quantizing saved[0];
+                     * 0: no copy */
     te__like x;
     int64_t rows, in, out;
     te_dtype weight_dtype, bias_dtype;
@@ -574,7 +574,8 @@ static te_result te__grouped_calibrate(const te__grouped_call *c) {
     return result;
 }
 
-/* Runs the forward pass of te__grouped_all. Fills in[], saved[] and w[], which te__grouped_all has allocated. */
+/* Runs the forward pass of te__grouped_all. Fills the arrays `in`, `saved` and `w`, which
+ * te__grouped_all has allocated. */
 static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *input, te__all_state *state, te_tensor **in,
                                       te_tensor **saved, te_tensor **w) {
     te_ctx *te = c->m->te;

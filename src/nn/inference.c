@@ -245,7 +245,7 @@ static void te__step_fill(te_inference_params *c, int64_t n) {
         memcpy(table + i * c->pages_of_each, pages, (size_t)s->num_pages * sizeof(int32_t));
     }
     for (i = n; i < c->desc.max_batch_size; i++) { /* indices without a sequence get no tokens; a graph that was
-                                                    * captured with more sequences reads them */
+                                                    * captured with more sequences reads these indices, too */
         cu_q[i + 1] = cu_q[n];
         cu_kv[i + 1] = cu_kv[n];
         start[i] = 0;

@@ -290,8 +290,8 @@ static te_result te__linear_reset(te_module *m) {
 static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward,
                                                  te__linear_destroy, te__linear_reset};
 
-/* Creates a Linear or a LayerNormLinear without its parameters. Each rank gets a part of each block of rows in
- * `sharding`, which may be NULL. */
+/* Creates a Linear or a LayerNormLinear without its parameters. Each rank gets a part of each block of weight rows
+ * that `sharding` lists. `sharding` may be NULL. */
 static te_module *te__linear_open(te_ctx *te, const char *who, const te_module_class *cls, const te_linear_desc *desc,
                                   const char *otherwise, const te__sharding *sharding) {
     te_module *m;

@@ -39,8 +39,8 @@ static int te__onnx_positions(te__onnx *g, const te__onnx_rotation *r) {
     int v, order[2] = {1, 0};
     column[r->batch_first ? 1 : 0] = -1;
     if (a->positions && te__numel(r->b->positions) > r->s.second) { /* The second run has larger sizes, so b > 1. More
-                                                                     * than s positions therefore are [b, s], not
-                                                                     * [s]. */
+                                                                     * than s positions therefore have the shape
+                                                                     * [b, s], not [s]. */
         te__onnx_pair p = te__onnx_pair_of(a->positions, r->b->positions);
         te__onnx_size shape[4];
         shape[0].first = te__numel(a->positions) / r->s.first;
@@ -250,8 +250,8 @@ static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra
     return te__onnx_2(g, "Div", v, sum);
 }
 
-/* Translates the operation that makes cu_seqlens [b + 1] from a padding mask. In the graph every size must be a product
- * of input sizes and a constant (te__onnx_factor), but b + 1 is a sum. So the graph has the lengths [b] of the
+/* Translates the operation that makes cu_seqlens, of size b + 1, from a padding mask. In the graph every size must be a
+ * product of input sizes and a constant (te__onnx_factor), but b + 1 is a sum. So the graph has the lengths of the b
  * sequences instead. */
 static void te__onnx_cu_seqlens(te__onnx *g, const te_op_cu_seqlens_args *a, const te_op_cu_seqlens_args *b) {
     int64_t rows[2] = {0, -1}; /* For Reshape a size of 0 means: keep the size of the input. */

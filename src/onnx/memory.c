@@ -31,7 +31,8 @@ typedef struct te__onnx_write {
                          * format of x */
     te__onnx_map map;   /* if x is a row_id_map: its content */
     te__onnx_size filled; /* if x holds integers that are all equal: their value; 0: unknown */
-    int lengths;        /* if x is cu_seqlens: the item [b] with the lengths of the sequences; otherwise 0 */
+    int lengths;        /* if x is cu_seqlens: index of the graph item with the lengths of the sequences; otherwise
+                         * 0 */
     const char *by;     /* the operation that wrote x, for messages (static); NULL: x is a parameter, an input or a
                          * constant */
     te_tensor *tensor;  /* the parameter or constant itself, not owned; NULL if x is neither */
@@ -125,8 +126,8 @@ static int te__onnx_order(const te__onnx_pair *x, int order[TE_MAX_DIMS]) {
     return n;
 }
 /* Returns true if x fills its memory without gaps. Otherwise sets *gap to i + 1, where order[i] is the innermost
- * dimension with a gap. A dimension has a gap if its stride is not the number of elements inside it. Example: in a [4,
- * 3] whose rows are 8 elements apart, there is a gap after each row, and *gap is 1. */
+ * dimension with a gap. A dimension has a gap if its stride is not the number of elements inside it. Example: in a
+ * 4 x 3 matrix whose rows are 8 elements apart, there is a gap after each row, and *gap is 1. */
 static bool te__onnx_is_dense(const te__onnx_pair *x, const int *order, int n, int *gap) {
     te__onnx_size expect = te__onnx_fixed(1);
     int i;
@@ -424,8 +425,8 @@ static int te__onnx_read(te__onnx *g, const te_tensor *first, const te_tensor *s
     return te__onnx_read_as(g, &x, first, second);
 }
 
-/* Records that a call writes x. `value` is a graph item in f32 or 64 bits, in the shape of x. If `value` is
- * TE__ONNX_FAILED, operations that read x are refused later. Returns the new write, or NULL if the context has an
+/* Records that a call writes x. `value` is a graph item in f32 or 64-bit integers, in the shape of x. If `value`
+ * is TE__ONNX_FAILED, operations that read x are refused later. Returns the new write, or NULL if the context has an
  * error. */
 static te__onnx_write *te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, int value) {
     te_dtype dtype = x->first.dtype;

@@ -223,7 +223,7 @@ static void te__onnx_moe_unpermute(te__onnx *g, const te_op_moe_unpermute_args *
     TE__ONNX_STORE(y, te__onnx_scatter(g, a->y, b->y, m.source, rows, true));
 }
 
-/* Computes the group of each row: the number of groups that end before the row, or -1 for rows after the last group.
+/* Computes the chunk of each row: the number of chunks that end before the row, or -1 for rows after the last chunk.
  * Translates only chunk maps with chunk_numbers. Operations that read other chunk maps are refused. */
 static void te__onnx_moe_chunk_map(te__onnx *g, const te_op_moe_chunk_map_args *a, const te_op_moe_chunk_map_args *b) {
     te__onnx_pair map = TE__ONNX_PAIR(row_id_map);

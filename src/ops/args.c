@@ -127,7 +127,7 @@ enum {
     T(x, TE__IN_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT) \
     T(noop, TE__IN_F32 | TE__OPT | TE__ONE) TE__GROUPS(T)
 /* Allows amax_row and amax_col to be the same tensor (TE__TWIN). This needs two conditions: the row-wise and the
- * column-wise copy have the same values (the latter has no RHT), and amax_row has one element, the amax of all
+ * column-wise copy of x have the same values (the latter has no RHT), and amax_row has one element, the amax of all
  * values. */
 #define TE__ONE_AMAX ((a->rht && a->col) || (a->amax_row && te__numel(a->amax_row) != 1) ? 0 : TE__TWIN)
 #define TE__ARGS_nvfp4_quantize(T, L) \

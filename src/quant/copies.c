@@ -183,8 +183,8 @@ typedef struct te__quant_out {
 } te__quant_out;
 
 /* Sets out->amax to the tensor in which the operation stores the amax of its output. The cast reads the amax there. A
- * kind with one scale per tensor uses a pair from te__amax_take. Other kinds use the amax tensor of the copy. If
- * neither exists, or if ranks reduce the amax, out->amax is a new tensor. */
+ * kind with one scale per tensor uses a pair from te__amax_take. Other kinds use the amax tensor of
+ * te__first_copy(out->y). If neither exists, or if ranks reduce the amax, out->amax is a new tensor. */
 static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *spec) {
     te_ctx *te = out->y->te;
     const te__quant_copy *c = te__first_copy(out->y);

@@ -33,8 +33,8 @@ typedef struct te__quant_spec {
     float epsilon;
     te_group *group;                        /* the ranks that reduce amaxes together (borrowed) */
     te_tensor *scale, *amax;                /* delayed scaling: f32 [1] each; if `sizes` is set, [n] with any stride.
-                                             * For other kinds scale is NULL, and amax is the amax of the input if it
-                                             * is known (te__quant_out_open), else NULL */
+                                             * For other kinds `scale` is NULL, and `amax` has the amax of the input if
+                                             * that is known (te__quant_out_open), else is NULL */
     te_tensor *sizes;                       /* i32 or i64 [n]: the number of rows of each group (borrowed). Groups are
                                              * quantized separately. NULL: one group */
     const struct te__quant_spec *row, *col; /* hybrid */
@@ -93,8 +93,8 @@ typedef struct te__quantized_init { /* one region of te_quantized_model_init_beg
  * resets this memory to 0. So passing an amax needs no allocation, and no launch that clears memory. */
 enum { TE__AMAX_WORDS = 4 };
 typedef struct te__amax_word {
-    te_tensor pair; /* f32 [2]: the amax, and a counter of thread blocks for the cast. Both are 0 while `taken` is
-                     * false. te__amax_word_of needs this field to be the first */
+    te_tensor pair; /* f32 [2]: the amax, and a count of the cast's thread blocks that have read it. Both are 0 while
+                     * `taken` is false. te__amax_word_of needs this field to be the first */
     te_tensor amax; /* the first number of the pair */
     te__buffer buffer;
     bool taken;
@@ -143,8 +143,8 @@ enum {
     TE__COLUMNS_FOLLOW = 32,  /* the column-wise copy is the transpose of the row-wise one, provided that each scale
                                * belongs to a square block or to the whole tensor */
     TE__BOTH_FROM_SLICES = 64, /* a weight that is quantized slice by slice is cast into both copies, because neither
-                                * can be made from the other. A tile of the column-wise copy has slice_tile[1] rows and
-                                * slice_tile[0] columns */
+                                * can be made from the other. In the column-wise copy, a tile with one scale has
+                                * slice_tile[1] rows and slice_tile[0] columns */
     TE__EXACT_CODES = 128,    /* a code times its block's scale is exact in bf16 */
     TE__TAKES_AMAX = 256,     /* the operation that made a tensor can hand the amax of the tensor to the cast, in
                                * spec->amax or spec->x_amax */
@@ -168,8 +168,8 @@ struct te__quant_class {
     /* Checks the fields of `desc` that only this kind reads, and copies them into `spec`. NULL: there are no such
      * fields. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);
-    /* Computes the shape of the scales of a copy [outer, inner]; `inner` is the size along the contraction. NULL: the
-     * kind has TE__TENSOR_SCALED, or no codes. */
+    /* Computes the shape of the scales of a copy whose shape is [outer, inner]; `inner` is the size along the
+     * contraction. NULL: the kind has TE__TENSOR_SCALED, or no codes. */
     void (*scale_shape)(const te__quant_copy *c, bool columnwise, int64_t outer, int64_t inner, int64_t shape[2]);
     /* Quantizes x, which is contiguous, into `row` and `col`. One of the two may be NULL. Copies of the form
      * TE__FORM_OPAQUE get new tensors. */

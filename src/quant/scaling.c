@@ -99,7 +99,7 @@ static te_tensor *te__slot_view(const te_tensor *x, int64_t i) {
     return te__alias_1d(x, i * (int64_t)sizeof(float), TE_F32, 1);
 }
 
-/* Makes the slots use the tensors `scale` and `history`, and retains both. On failure the slots are left empty. */
+/* Makes *s use the tensors `scale` and `history`, and retains both. On failure *s is left empty. */
 static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *history) {
     te_ctx *te = scale ? scale->te : NULL;
     bool whole = true;
@@ -311,7 +311,7 @@ typedef struct te__quant_call {
     bool enabled;    /* false: at most amaxes are recorded (calibrating) */
     bool calibrating;
     te__slots *forward; /* the scales that the forward pass reads, and the amaxes that it writes. They belong to the
-                         * module, or, in the second run of a checkpoint, to its te__snapshot */
+                         * module; in the second run of a checkpointed function, to the te__snapshot of the first */
 } te__quant_call;
 
 /* Returns a copy of *q for a tape node. It holds a reference to q->scaling; te__quant_call_drop releases it. */

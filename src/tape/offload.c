@@ -40,8 +40,8 @@ typedef struct te__offload {
 /* The handle of a saved tensor. Some or all of the tensor's buffers are copied to the host. */
 typedef struct te__offloaded_tensor {
     te_tensor *x; /* the saved tensor; a part (codes, scales ..) that was copied out has no device memory */
-    te__offloaded *part[TE__MAX_PARTS]; /* the entries of the tensor's parts; NULL for a part that has stayed on the
-                                         * device */
+    te__offloaded *part[TE__MAX_PARTS]; /* for each part of x: the entry of its buffer in the list of copied
+                                         * buffers; NULL for a part that has stayed on the device */
 } te__offloaded_tensor;
 
 /* ---- the list and its window ---- */
@@ -224,7 +224,7 @@ static void *te__offload_pack(void *user, te_tensor *x) {
 /* ---- backward ---- */
 
 /* Puts an entry into the window (the newest entries, whose buffers are in device memory too). If the saved bytes are no
- * longer in device memory, allocates a new buffer and queues the copy back, without waiting. The entry must be
+ * longer in device memory, allocates a new buffer and queues the copy to it, without waiting. The entry must be
  * o->newest or o->inside->older. */
 static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
@@ -269,8 +269,8 @@ static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) 
     te__offload *o = te->offload;
     te_result result;
     if (e->inside && e->buffer->version != e->version) te__offload_leave(o, e);
-    if (!e->inside && e->newer != o->inside) { /* the entry is not next to those in device memory, so it becomes the
-                                                * newest of the list */
+    if (!e->inside && e->newer != o->inside) { /* te__offload_bring takes only the newest entry or o->inside->older, so
+                                                * e becomes the newest */
         te__offload_unlink(o, e);
         te__offload_append(o, e);
     }

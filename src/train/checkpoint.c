@@ -232,8 +232,8 @@ static bool te__ckpt_passes_over(te_module *m, const char *entry) {
     return e && e->transient;
 }
 
-/* Adds an entry of the file to p->fresh if it is scaling state for a module that lacks the buffer. Returns false for
- * other entries. */
+/* Adds an entry of the file to p->fresh if it is scaling state for a module that has no buffer for it yet. Returns
+ * false for other entries. */
 static bool te__ckpt_take_fresh(te__ckpt_plan *p, te_module *m, const te_safetensors_entry *e) {
     te__ckpt_new x;
     memset(&x, 0, sizeof(x));

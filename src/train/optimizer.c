@@ -344,8 +344,8 @@ static te_result te__skips_open(te_optimizer *opt) {
     return s->found ? TE_OK : te_error_code(te);
 }
 /* Adds the overflow flag of the last step to `skipped`, if this was not done yet, and clears the flag. If `step` is not
- * NULL, computes the bias corrections of that step. `again` is true if te_grad_scaler_unscale has already counted the
- * last flag and set the new one. */
+ * NULL, computes the bias corrections of that step. `again` is true if te_grad_scaler_unscale has already counted this
+ * flag and set `found` for `step`. */
 static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool again) {
     te__opt_skips *s = &opt->skips;
     te_op_step_numbers_args args = TE_ZERO;
@@ -445,8 +445,9 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL);
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
     if (result == TE_OK) result = te__opt_requantize(opt, step.found_inf);
-    /* Masters and parameters match even after a failed step, so the versions of the parameters are recorded. A
-     * parameter that took no part in the step has a new version too if it shares memory with one that did. */
+    /* Masters and parameters match even after a failed step. So the present version of each parameter is recorded as
+     * the one that its master matches. A parameter that took no part in the step has a new version too if it shares
+     * memory with one that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched)
             opt->params[i].version = te__param_version(opt->params[i].param);

@@ -1,4 +1,4 @@
-// ops/act/act_tile.cuh: work on a tile of 128 rows and 64 columns: which elements a thread has, and how results are
+// ops/act/act_tile.cuh: work on a tile of 128 rows and 64 columns: which elements thread t has, and how results are
 // stored as rows and as their transpose. This file uses positions of elements. It must not depend on the activation.
 //
 //            64 columns (tx = t % 8: 8 each)

@@ -41,8 +41,8 @@ typedef struct te__act_job {
     int64_t ld, ldc;        /* leading dimensions of out and col */
     int64_t block;          /* Gated: the two halves alternate in blocks of this many columns. If it is n, each half is
                              * one block. */
-    int64_t tall, wide, runs, units; /* a unit's rows (`tall`) and columns (`wide`); number of units along a row
-                                      * (`runs`) and in total (`units`) */
+    int64_t tall, wide, runs, units; /* rows (`tall`) and columns (`wide`) of a unit of work; number of units
+                                      * along a row (`runs`) and in total (`units`) */
     float *amax;            /* [units]: the amax of each unit, or NULL */
 } te__act_job;
 
@@ -143,7 +143,7 @@ static void te__act_round(te_dtype format, int64_t count, float *v) {
 }
 
 /* Transposes the codes of TE__ACT_BAND rows, from row `row` on, and writes them to the output `col`. The codes are
- * those of columns first .. first + count - 1 of one half. */
+ * those of columns `first` .. `first` + `count` - 1 of one half. */
 static void te__act_turn(const te__act_job *j, const uint8_t *code, int64_t half, int64_t first, int64_t count,
                          int64_t row) {
     uint8_t *to = te__u8_data(j->col) + (half * j->n + first) * j->ldc + row;

@@ -30,12 +30,12 @@ struct te_attn_place {
     }
 };
 
-// Rows first .. last see no keys outside of begin .. end - 1. te_attn_keys_begin returns this `begin`, and
+// Rows `first` .. `last` see no keys outside of `begin` .. `end` - 1. te_attn_keys_begin returns this `begin`, and
 // te_attn_keys_end returns `end`. S is te__attn_kargs or te__attn_seq.
 template <class S> TE_DEV int te_attn_keys_begin(const S &a, int first) { return max(0, first + a.lo); }
 template <class S> TE_DEV int te_attn_keys_end(const S &a, int last) { return min(a.s_kv, last + a.hi + 1); }
-// No row outside of begin .. end - 1 sees one of the keys first .. last. te_attn_rows_begin returns this `begin`, and
-// te_attn_rows_end returns `end`.
+// No row outside of `begin` .. `end` - 1 sees one of the keys `first` .. `last`. te_attn_rows_begin returns this
+// `begin`, and te_attn_rows_end returns `end`.
 template <class S> TE_DEV int te_attn_rows_begin(const S &a, int first) { return max(0, first - a.hi); }
 template <class S> TE_DEV int te_attn_rows_end(const S &a, int last) { return min(a.s_q, last - a.lo + 1); }
 

@@ -72,7 +72,7 @@ enum {
 };
 
 // Goes through the tiles of Q and dO in the order of this thread block: head by head, and in each head through the rows
-// begin .. end - 1.
+// `begin` .. `end` - 1.
 struct te_walk {
     int begin, h, i0; // h and i0 are the head and the first row of the tile that is copied next
     te_copier<D, BM, THREADS> q, g;

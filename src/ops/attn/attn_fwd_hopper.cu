@@ -347,7 +347,8 @@ TE_DEV void te_rescale(float (&o)[D_V / 2], const float (&by)[2]) {
 }
 
 // With X_KEYS a product A B^T adds the bias to S. This function writes what is constant in A and B. The first eight
-// elements of a row of A are 1, 1, 1, 0 ... Elements 8 to 15 along k are 0 in both operands.
+// elements of a row of A are 1, 1, 1, 0 ..., because B has each bias as a sum of three numbers. Elements 8 to 15 along
+// k are 0 in both operands.
 TE_DEV void te_start_lines(te_u32 smem) {
     const te_u32 one = te_f32x2_to_half(1.0f, 0.0f, TE_BF16);
     for (int i = threadIdx.x; i < 64; i += THREADS)

@@ -67,10 +67,10 @@ static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t hea
 
 /* The smallest soft cap whose gradients run on tensor cores. Some tensor-core kernels compute the derivative of the cap
  * from log2(P) + lse2 (te_attn_slope_of). The derivative is a number from 0 to 1. The rounding error of the sum is
- * about 1e-6, and it is divided by the cap. So the error of the derivative is 7e-5 at this cap, 7e-4 at a cap of 1e-3,
- * and 0.5 at a cap of 1e-6. For comparison, f16 rounds dS by 5e-4 of its value. The general kernels compute the
- * derivative from the products Q K^T. They run all problems with a smaller cap, even those for which a tensor-core
- * kernel would compute the derivative from Q K^T, too. */
+ * about 1e-6, and it is divided by cap * log2(e). So the error of the derivative is 7e-5 at this cap, and 7e-4 at a
+ * cap of 1e-3. For comparison, f16 rounds dS by 5e-4 of its value. The general kernels compute the derivative from the
+ * products Q K^T. They run all problems with a smaller cap, even those for which a tensor-core kernel would compute the
+ * derivative from Q K^T, too. */
 #define TE__ATTN_TINY_CAP 1e-2f
 
 /* Returns true if S or dP is rounded to FP8 codes (te_attn_fp8). */

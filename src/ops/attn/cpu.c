@@ -142,8 +142,8 @@ static int64_t te__attn_row_at(const te__attn_view *x, int64_t b, int64_t h, int
     return b * x->b + h * x->h + i * x->s;
 }
 
-/* Loads rows first .. first + n - 1 of a head as f32. The result has `rows` rows of `padded` channels. Rows from n on
- * and channels from d on become 0. */
+/* Loads rows `first` .. `first` + n - 1 of a head as f32. The result has `rows` rows of `padded` channels. Rows from n
+ * on and channels from d on become 0. */
 static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t rows,
                           int64_t d, int64_t padded, float *out) {
     int64_t i;
@@ -191,7 +191,7 @@ static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t
 /* ---- blocks of scores ---- */
 
 /* A block of at most 32 query rows of one head. It begins at row `first`. The field `rows` is the number of rows that
- * are written. Only the first n rows attend to keys, and only to keys in begin .. end - 1. */
+ * are written. Only the first n rows attend to keys, and only to keys `begin` .. `end` - 1. */
 typedef struct te__attn_block {
     const te__attn_extra *extra;
     const te__attn_seq *seq;

@@ -29,7 +29,7 @@ static void te__attn_maps_kv(te__plan *p, const te__attn_kargs *a, unsigned long
     te__attn_map(p, map, x, d, a->x.packed_kv ? a->x.t_kv : a->s_kv, a->groups, a->x.packed_kv ? 1 : a->batch, box);
 }
 
-/* Adds the text of the user's rule to the launch. `mod` is this text, or NULL if there is no rule. */
+/* Adds the text of the user's rule (te_score_mod) to the launch. `mod` is this text, or NULL if there is no rule. */
 static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod) {
     return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK;
 }
@@ -49,8 +49,8 @@ static int te__attn_together(const te__attn_kargs *a) {
 /* The options of Hopper's kernels for steps between product and softmax. X(option, condition, value, two) is one of
  * them. If the condition is true, the kernel needs the step, and the option gets the value. `two` is 1 if the step
  * needs tiles of 128 rows, that is, two consumer warpgroups. With three warpgroups there are no registers for the step,
- * or a tile of 192 rows lies in two blocks of a block mask. The macro uses the variable `a`. The user's rule (`mod`) is
- * not in this list, since te__attn_launch_mod adds the rule's text to the launch. */
+ * or a tile of 192 rows lies in two blocks of a block mask. The macro uses the variable `a`. The user's rule
+ * (te_score_mod) is not in this list, since te__attn_launch_mod adds the rule's text to the launch. */
 #define TE__ATTN_STEPS(X)                                                                \
     X("X_CAP", a->x.softcap > 0.0f, 1, 1)                                                \
     X("X_ALIBI", a->x.alibi, 1, 0)                                                       \
@@ -84,8 +84,8 @@ static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te_
     const uint32_t boxes[4] = {64, 64, 1, 1};
     te__cuda_tensor_map(p, map, t->p, (te_dtype)t->dt, 4, dims, strides, boxes, 128);
 }
-/* Sets the options for ALiBi, a bias, a soft cap, masks and the user's rule (hopper_scores.cuh). For plain attention it
- * sets none. `mod` is the text of the user's rule, or NULL. */
+/* Sets the options for ALiBi, a bias, a soft cap, masks and the user's rule (te_score_mod; see hopper_scores.cuh). For
+ * plain attention it sets none. `mod` is the text of the user's rule, or NULL. */
 static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__attn_kargs *a, const char *mod) {
 #define TE__STEP(option, there, value, wide) \
     if (there) te__launch_option(l, option, value);

@@ -84,9 +84,9 @@ TE_DEV const te_u8 *te_blocks_of(const te__attn_kargs &a, int b, int h, int i) {
     const te__attn_table &t = a.x.blocks;
     return (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
 }
-// Looks at the blocks of BN keys with the numbers begin .. end - 1. Returns the number of the last block that is not
-// empty in the block mask, or begin - 1 if all are empty. `full` becomes true if that block is TE_ATTN_BLOCK_FULL. All
-// 32 threads of the warp must call this function.
+// Looks at the blocks begin .. end - 1, of BN keys each. Returns the number of the last block that is not empty in the
+// block mask, or begin - 1 if all are empty. `full` becomes true if that block is TE_ATTN_BLOCK_FULL. All 32 threads of
+// the warp must call this function.
 template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, bool &full) {
     const int lane = threadIdx.x & 31;
     for (; end > begin; end -= 32) {

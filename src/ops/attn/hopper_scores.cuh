@@ -42,7 +42,7 @@ TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E 
 // tanh.
 TE_DEV float te_score_scale(const te__attn_kargs &a) { return CAP ? a.x.softcap : a.scale; }
 // If there is a soft cap, replaces products by their tanh. This runs before elements are hidden, so that a hidden
-// element stays -inf. Its derivative, 1 - S^2 clamped to 0 .. 1, then becomes 0 without a test.
+// element stays -inf. The cap's derivative there, 1 - S^2 clamped to 0 .. 1, then becomes 0 without a test.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 #pragma unroll
     for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);

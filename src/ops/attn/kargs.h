@@ -98,7 +98,7 @@ typedef struct te__attn_bits_kargs {
 
 /* The arguments of attn_bias_line.cu. */
 typedef struct te__attn_line_kargs {
-    te__attn_table bias, to; /* to: bf16 [b|1, h|1, keys, 8]; the unit of its strides is one key, 16 bytes */
+    te__attn_table bias, to; /* to: bf16 [batch or 1, heads or 1, keys, 8]; its strides count keys of 16 bytes */
     int heads;               /* number of heads of the bias: 1 or all */
     int s_kv, keys;          /* keys: s_kv rounded up to a multiple of the forward kernel's block of keys */
     float factor;            /* turns the bias into units of products Q K^T */
@@ -183,9 +183,9 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
                                64];
 } te__attn_bias_hopper_kargs;
 typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) % 64 == 0 ? 1 : -1];
-/* Shared memory of attn_bwd_bias_hopper.cu: the pipeline's stages and the tile of the bias (7 * 32768 bytes), for each
- * of at most six stages a message to the consumers (48 bytes) and a pair of barriers, and sums of columns (512
- * bytes). */
+/* Shared memory of attn_bwd_bias_hopper.cu: 7 * 32768 bytes for the pipeline's stages and the tile of the bias. Each of
+ * at most six stages also has a message to the consumers (48 bytes) and a pair of barriers (16 bytes). Sums of columns
+ * take 512 bytes. */
 #define TE__ATTN_DBIAS_SHARED (7 * 32768 + 6 * (48 + 16) + 512)
 
 /* TE__ATTN_BYTES is the size in bytes of `rows` rows of d channels, in whole panels of 64 channels. TE__ATTN_FWD_* are
@@ -243,9 +243,9 @@ typedef struct te__sparse_attn_kargs {
     float *lse;          /* [batch, heads, s_q]: the natural logarithm of the sums of exponentials; may be NULL in the
                           * forward pass */
     float *lse2, *delta; /* backward pass: [batch, heads, s_q], as in attn_delta.cu */
-    int *cursor;         /* backward pass: [batch, chunks, s_kv]. At first an entry counts the queries of a chunk that
-                          * read the key. Later it is the position in `list` where the numbers of these queries are
-                          * written. */
+    int *cursor;         /* backward pass: [batch, chunks, s_kv]. At first an entry counts how many queries of the
+                          * chunk read the key. Later it is the position in `list` where the numbers of these queries
+                          * are written. */
     int *start, *list;   /* backward pass: start [batch, s_kv + 1], list [batch, s_q n]. The queries that read key j are
                           * list[start[j]] to list[start[j + 1] - 1], in ascending order. */
     int batch, heads, s_q, s_kv, n, d, d_v;

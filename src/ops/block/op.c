@@ -6,9 +6,9 @@ enum { TE__BLOCK = 128 };
 
 /* ---- checks ---- */
 
-/* Checks one copy, row-wise or column-wise, which has codes [rows, ld] with ld >= cols, and scales. Scales of 1 x 128
- * blocks are [blocks of cols, rows]. Scales of 128 x 128 blocks are [blocks of rows, blocks of cols]. In both, the last
- * size is rounded up to a multiple of 4, so that four neighbouring scales are 16 aligned bytes. */
+/* Checks the row-wise or the column-wise copy of a quantized tensor. It has codes [rows, ld] with ld >= cols. Scales of
+ * 1 x 128 blocks are [blocks of cols, rows]. Scales of 128 x 128 blocks are [blocks of rows, blocks of cols]. In both,
+ * the last size is rounded up to a multiple of 4, so that four neighbouring scales are 16 aligned bytes. */
 static te_result te__block_check_copy(te_ctx *te, const char *op, const char *name, const char *scale_name,
                                       const te_tensor *q, const te_tensor *scale_inv, int64_t rows, int64_t cols,
                                       bool two_dimensional) {
@@ -95,7 +95,7 @@ static void te__block_scales(const te__block_job *j, te__block_tile *t) {
     }
 }
 
-/* Writes a tile's part of the row-wise or the column-wise copy, codes and scales. A copy has `lines` rows of `length`
+/* Writes a tile's codes and scales to the row-wise or the column-wise copy of x. A copy has `lines` rows of `length`
  * elements. The tile's part is 128 of these rows from line_block * 128 on, and 128 elements of each row from
  * block * 128 on. Codes beyond `length` are padding. Padding has no scales. */
 static void te__block_store(const te__block_job *j, const te__block_tile *t, bool columnwise, int64_t line_block,

@@ -8,7 +8,7 @@
 //   scale = scaled_max / amax, where amax is the maximum of last and the old rows 1 .. length-1
 //   (with most_recent, amax is last alone)
 //
-// Launch: block 256, whose threads share the rows of one slot; grid: slots of the table.
+// Launch: block 256, whose threads share the rows of one slot; grid: one block for each slot.
 //
 // te:baseline
 #include "ops/cast/list.cuh"

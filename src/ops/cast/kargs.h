@@ -45,7 +45,7 @@ typedef struct te__delayed_kargs {
     float *history[TE__DELAYED_MAX]; /* [length, n] */
     float *scale[TE__DELAYED_MAX];   /* [n]; unused by the gather */
     float *amaxes; /* the amaxes of this launch's slots. delayed_gather writes them. delayed_update reads them in place
-                    * of row 0, unless `amaxes` is NULL */
+                    * of row 0 of the histories, unless `amaxes` is NULL */
     unsigned first[TE__DELAYED_MAX + 1];
     unsigned length[TE__DELAYED_LENGTHS];          /* 0: unused */
     unsigned char length_index[TE__DELAYED_MAX]; /* the position of each state's length in `length` */

@@ -1,5 +1,5 @@
-// ops/context/context_lengths.cu: for sequences that are split among ranks, into two chunks for each rank, counts the
-// tokens that each sequence has in the chunks that the field `chunks` selects (te__context_length). It writes the
+// ops/context/context_lengths.cu: counts tokens of sequences that are split into two chunks for each rank. For each
+// sequence it counts the tokens in the chunks that the field `chunks` selects (te__context_length). It writes the
 // cumulative counts, and the rows where these chunks begin.
 //
 // The kernel takes 1024 sequences at a time. Each thread adds up all counts up to its own sequence. This is fast

@@ -466,10 +466,10 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
              lines * size > (mn ? 512 : 192) * sms);
 }
 
-/* Plans gemv_k or gemv_mn. In gemv_mn, a lane has four lines (rows or columns) of the long operand and a block sixteen
- * warps, as long as all blocks can be resident at once (two on each multiprocessor). Otherwise a lane has eight lines
- * and a block eight warps (tests/bench/notes.md). gemv_mn splits k if there are at most half as many blocks as
- * multiprocessors. */
+/* Plans gemv_k or gemv_mn. In gemv_mn, a lane has four lines (rows or columns) of the long operand and a block has
+ * sixteen warps, as long as all blocks can be resident at once (two on each multiprocessor). Otherwise a lane has eight
+ * lines and a block has eight warps (tests/bench/notes.md). gemv_mn splits k if there are at most half as many blocks
+ * as multiprocessors. */
 static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* the least number of values of k in a split. Each of a block's sixteen warps then

@@ -102,8 +102,8 @@ struct te_tma_store_path {
         }
     }
 
-    // Returns this lane's address for ldmatrix and stmatrix. They move the 16 rows of the warp and columns 8 j .. 8 j +
-    // 15 of the chunk.
+    // Returns this lane's address for ldmatrix and stmatrix. They move columns 8 j .. 8 j + 15 of the warp's 16 rows of
+    // the chunk.
     TE_DEV te_u32 word(te_u32 buffer, int j) const {
         int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
         return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);

@@ -334,9 +334,9 @@ template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
     }
 }
 
-// Adds `part` times the block scales to `acc`. of_rows has the scales of rows g and g + 8. of_tile has the scales of
-// the tile (see te_ahead). If each column has its own scale, of_columns is the address in shared memory of the scales
-// of the thread's columns.
+// Adds `part` times the block scales to `acc`. of_rows has the scales of the thread's two rows of `part`. of_tile has
+// the scales of the tile (see te_ahead). If each column has its own scale, of_columns is the address in shared memory
+// of the scales of the thread's columns.
 TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2],
                           const float of_tile[PARTS], te_u32 of_columns) {
 #pragma unroll

@@ -53,7 +53,7 @@
 struct te_gemv_piece {
     te_u32 word[PIECE / 2];
     // Loads a whole piece. Nothing writes these bytes while the kernel runs, and hardly any byte is read twice. If
-    // PIECE is 4, words 2 and 3 do not exist; the assembly then gets words 0 and 1 in their place.
+    // PIECE is 4, words 2 and 3 do not exist: the first asm, which does not run then, names words 0 and 1 instead.
     TE_DEV void load(te_u64 at) {
         if (PIECE == 8)
             asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

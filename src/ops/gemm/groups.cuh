@@ -1,6 +1,6 @@
-// ops/gemm/groups.cuh: device functions for grouped GEMMs. They find the group and the tile of a block from the sizes
-// in device memory. They turn the arguments of the whole call into the arguments of one group's product. Every warp
-// repeats this computation. It adds up the sizes of 32 groups in five steps.
+// ops/gemm/groups.cuh: device functions for grouped GEMMs. They find the group and the tile of a thread block from the
+// sizes of the groups, which are in device memory. They turn the arguments of the whole call into the arguments of one
+// group's product. Every warp repeats this computation. It adds up the sizes of 32 groups in five steps.
 #pragma once
 #include "ops/gemm/epilogue.cuh"
 

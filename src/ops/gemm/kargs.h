@@ -89,8 +89,8 @@ enum {
     TE__GEMM_STORE_LINES = 128 /* scales of rows or columns; not with TMA */
 };
 
-/* The bytes of shared memory of a gemm_hopper block, which are the most that a block can have. They hold the slots
- * for A and B, the buffers of the epilogue, block scales and barriers. */
+/* The bytes of shared memory of a gemm_hopper block, which are the most that a block can have. They hold the ring
+ * buffer for A and B, the buffers of the epilogue, block scales and barriers. */
 #define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* The rows and the tiles of one group of a grouped GEMM, as the kernel gemm_groups computes them. */
@@ -101,7 +101,7 @@ typedef struct te__gemm_group_row {
 } te__gemm_group_row;
 typedef struct te__gemm_groups_kargs {
     unsigned long long map[2][16]; /* tensor maps of all groups together, to be copied */
-    int dim[2];                    /* dim[i] is the dimension of map[i] that ends where the group ends (0 or 1). It is
+    int dim[2];                    /* dim[i] is the dimension of map[i], 0 or 1, that ends where the group ends. It is
                                     * -1 if there is no map[i] */
     te__gemm_grouping groups;
     long long total;               /* rows, or values of k, of all groups */

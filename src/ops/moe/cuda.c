@@ -120,8 +120,8 @@ static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_
 
 /* ---- permute ---- */
 
-/* Plans the kernels `fill` and `moe_invert`, which find the copy of a token that is moved to each row. Sets the fields
- * of *k that describe row_id_map. The caller must have set all other fields. */
+/* Plans the kernels `fill` and `moe_invert`, which find, for each row, the copy of a token that is moved there. Sets
+ * the fields of *k that describe row_id_map. The caller must have set all other fields. */
 static void te__plan_moe_source(te__plan *p, te__moe_rows_kargs *k, const te_tensor *row_id_map, int64_t topk,
                                 const te_tensor *pad_offsets) {
     te__moe_map m;

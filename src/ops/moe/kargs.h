@@ -1,8 +1,8 @@
 /* ops/moe/kargs.h: the arguments of the kernels of mixtures of experts. The host's compiler and the kernels' compiler
  * both read this file, so it has plain structs alone. */
 
-/* Sizes of the kernels: the items of one block of moe_sort, the numbers that a thread of moe_scan reads at a time, and
- * the buckets in one pass of the sort. */
+/* Sizes of the kernels: the items (elements of `experts`) of one block of moe_sort, the numbers that a thread of
+ * moe_scan reads at a time, and the buckets in one pass of the sort. */
 #define TE__MOE_SORT_CHUNK 1024
 #define TE__MOE_SCAN 8
 #define TE__MOE_SORT_BUCKETS 256
@@ -61,9 +61,9 @@ typedef struct te__moe_chunk_map_kargs {
     int numbers; /* whether the map gets numbers of chunks instead of rows */
 } te__moe_chunk_map_kargs;
 
-/* The arguments of moe_invert and moe_gather. moe_invert sets source[row] to the copy of a token that the map moves to
- * this row, as token * copies + place. `place` is the number of the copy among the token's possible copies. Rows
- * without a copy keep the -1 that was written before. moe_gather moves rows by `source`. */
+/* The arguments of moe_invert and moe_gather. moe_invert inverts the map: source[row] becomes token * copies + place,
+ * where `place` is the number of the copy among the token's possible copies. Rows without a copy keep the -1 that was
+ * written before. moe_gather moves rows by `source`. */
 typedef struct te__moe_rows_kargs {
     const int *map;
     const void *pad_offsets; /* [experts], or NULL */

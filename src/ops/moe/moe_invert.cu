@@ -1,6 +1,6 @@
-// ops/moe/moe_invert.cu: sets source[row] to the copy of a token that a map moves to this row, as token * copies +
-// place. `place` is the number of the copy among the token's possible copies. Rows without a copy keep the -1 that was
-// there before.
+// ops/moe/moe_invert.cu: inverts a map of copies of tokens to rows. source[row] becomes token * copies + place, where
+// `place` is the number of the copy among the token's possible copies. Rows without a copy keep the -1 that was there
+// before.
 //
 // Launch: block 256, one thread for each token and copy; grid: tokens * copies / 256 rounded up.
 //

@@ -11,7 +11,7 @@
 // te:baseline
 #include "ops/moe/router.cuh"
 
-// Returns whether expert `index` is taken before expert `other`. A number of -1 stands for no expert.
+// Returns whether expert `index` is taken before expert `other`. An index of -1 stands for no expert.
 TE_DEV bool te_expert_before(float key, int index, float other_key, int other) {
     if (index < 0 || other < 0) return index >= 0;
     return key > other_key || (!(other_key > key) && index < other);

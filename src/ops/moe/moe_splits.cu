@@ -1,5 +1,5 @@
-// ops/moe/moe_splits.cu: sets padded[i] to sizes[i] rounded up to a multiple of align, and offsets[i] to the sum of the
-// padding before group i.
+// ops/moe/moe_splits.cu: sets padded[i] to sizes[i] rounded up to a multiple of `align`, and offsets[i] to the sum of
+// the padding before group i.
 //
 // Launch: one block of 32 threads, which take the groups 32 at a time.
 //

@@ -1,8 +1,8 @@
 // ops/norm/norm_bwd_sum.cu: computes dgamma and dbeta from the partial sums of norm_bwd, as norm_parts.cuh describes.
 // After a cooperative launch of norm_bwd this kernel is not needed.
 //
-// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. Without partial sums
-//         (parts = 0) the sums are 0.
+// Launch: block of 512 threads, grid (ceil(n / 32), kinds); blockIdx.y is 0 for dgamma, 1 for dbeta. Without
+//         partial sums (parts = 0) the sums are 0.
 //
 // te:baseline
 #include "ops/norm/norm_parts.cuh"

@@ -16,10 +16,10 @@ typedef struct te__nvfp4_amax_kargs {
     int x_dt;
     int per_row;         /* row is [m] */
     int per_col;         /* col is [n] */
-    int rht;             /* `col` is the amax of x (0), of x after the Hadamard transform with random signs (1), or
-                          * of x after the transform without random signs (2) */
+    int rht;             /* 0: `col` is the amax of x; 1: of x after the Hadamard transform with random signs; 2: of
+                          * x after the transform without random signs */
     int vector;          /* whether rows of x start at multiples of four elements */
-    int keep;            /* whether the maxima in row and col start from the values already there, instead of 0 */
+    int keep;            /* whether the maxima in `row` and `col` start from the values already there, instead of 0 */
     int count;           /* number of groups */
 } te__nvfp4_amax_kargs;
 

@@ -28,8 +28,8 @@
 #define RHT a.rht
 #endif
 
-// Returns the index of the amax of row `row` of y. With one amax for each row or column this is `line`. With groups it
-// is the index of the row's group, or 0 for a row of no group.
+// Returns the index of the amax of row `row` of y. With one amax for each row or column this is `line`, the index of
+// that row or column. With groups it is the index of the row's group, or 0 for a row of no group.
 TE_DEV te_i64 te_nvfp4_amax_of(const te__nvfp4_dequantize_kargs &a, te_i64 row, te_i64 line) {
     int group = a.group_of && row < a.m ? a.group_of[row] : 0;
     return a.group_of ? (group > 0 && group < a.count ? group : 0) : a.per_row ? line : 0;

@@ -6,8 +6,8 @@
 //   unbias = 1 / (1 - beta^step)
 //
 // p is the f32 master if there is one; the parameter then becomes the rounded master. Every operation is rounded by
-// itself, as on the CPU. The usual pairs of formats have code of their own, which the block selects. All other pairs
-// are processed element by element.
+// itself, as on the CPU. The usual pairs of gradient and parameter formats have code of their own, which the block
+// selects. All other pairs are processed element by element.
 //
 // Memory bandwidth is the limit: a step moves 28 bytes for each element (bf16 parameter and gradient, f32 master and
 // moments). Many short blocks come near that limit: a thread loads its four elements of each array, computes, stores

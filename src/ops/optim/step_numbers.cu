@@ -1,7 +1,7 @@
 // ops/optim/step_numbers.cu: counts the last step if it was skipped. Then computes the bias corrections of the next
 // step.
 //
-//   if count is set and found_inf is not 0: skipped += 1
+//   if `count` is set and found_inf is not 0: skipped += 1
 //   found_inf = 0
 //   n = step - skipped, at least 1
 //   bias_correction[i] = 1 / (1 - betas[i]^n)

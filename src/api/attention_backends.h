@@ -16,9 +16,9 @@
  *            mask that is added
  *
  * All four give the same results and gradients, to rounding. There is one exception: a query for which an added mask
- * has the lowest number of f32 or bf16 at every key. For such a query, eager (and every backend on the CPU) treats
- * all keys alike; te, sdpa and flex give 0 on CUDA.
- * tilelang, cudnn and magi are kernels of other projects: te_initialize_attn_module refuses them. */
+ * has the lowest number of f32 or bf16 at every key. For such a query, "eager" (and every backend on the CPU)
+ * treats all keys alike; "te", "sdpa" and "flex" give 0 on CUDA.
+ * "tilelang", "cudnn" and "magi" are kernels of other projects: te_initialize_attn_module refuses them. */
 
 /* ---- modules ---- */
 
@@ -40,19 +40,19 @@ typedef struct te_attn_module_desc {
     float dropout_p;                    /* for te and sdpa: probability of zeroing an element of the softmax, in
                                          * training */
     te_parallel_options parallel;       /* for te: ranks that share the heads */
-    /* How a call's window (left, 0) is read. false => a query sees its own key and `left` keys before it, in every
-     * backend. true => as in Automodel: the same in te, but in sdpa, flex and eager a query sees its own key and only
-     * `left` - 1 keys before it, and in flex `left` 0 means no window. */
+    /* How `left` of a call's window is read. false => in every backend, a query sees its own key and `left` keys before
+     * it. true => as in Automodel: the same in "te", but in "sdpa", "flex" and "eager" a query sees its own key and
+     * only `left` - 1 keys before it, and in "flex" a `left` of 0 means no window. */
     bool upstream_windows;
     bool upstream_sink_scale;           /* read by flex if a call has sinks: true => softmax_scale is ignored, as in
                                          * Automodel, and the scale is num_qk_channels^-0.5 */
 } te_attn_module_desc;
 
-/* Makes a module of attention: for the backend te a DotProductAttention, for the other backends a module without
- * parameters. The caller owns the module until a parent takes it. `backend` 0 means te on CUDA, else sdpa.
- * TE_ERR_UNSUPPORTED "Unsupported attention implementation" for tilelang, cudnn, magi and values outside
+/* Makes a module of attention: for the backend "te" a DotProductAttention, for the other backends a module without
+ * parameters. The caller owns the module until a parent takes it. `backend` 0 means "te" on CUDA, else "sdpa".
+ * TE_ERR_UNSUPPORTED "Unsupported attention implementation" for "tilelang", "cudnn", "magi" and values outside
  * te_attn_backend. TE_ERR_UNSUPPORTED for options that the backend does not have.
- * TE_ERR_INVALID for sizes that do not fit, and for magi if the head sizes differ or are above 128.
+ * TE_ERR_INVALID for sizes that do not fit, and for "magi" if the head sizes differ or are above 128.
  * TE_ERR_STATE inside a graph's capture.
  * Source: initialize_attn_module_and_func. */
 TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend, const te_attn_module_desc *desc);
@@ -65,20 +65,20 @@ TE_API te_attn_backend te_attn_backend_of(const te_module *m);
 /* The arguments of a call. Zero means "not given"; tensors are borrowed for the call.
  *   q, k, v         [b, s_q, H, d], [b, s_kv, G, d], [b, s_kv, G, d_v], or packed [T, H, d] and so on; any strides,
  *                   channels adjacent
- *   attention_mask  of two dimensions [b, s_kv]: u8, 1 for a token, 0 for padding; te needs the padding behind the
- *                   tokens of each sequence.
- *                   Of four dimensions [b or 1, H or 1, s_q or 1, s_kv] (eager: 1, not H): u8, 1 where a query sees a
- *                   key; or f32, f16, bf16, which is added to the scores (in eager this mask gets no gradient). No
+ *   attention_mask  of two dimensions [b, s_kv]: u8, 1 for a token, 0 for padding; the backend "te" needs the padding
+ *                   behind the tokens of each sequence.
+ *                   Of four dimensions [b or 1, H or 1, s_q or 1, s_kv] ("eager": 1, not H): u8, 1 where a query sees a
+ *                   key; or f32, f16, bf16, which is added to the scores ("eager" gives this mask no gradient). No
  *                   causal mask is used in addition to a mask of four dimensions
- *   cu_seqlens      te, packed: i32 [b + 1], the starts of the sequences, for queries and keys alike. Or give both
+ *   cu_seqlens      "te", packed: i32 [b + 1], the starts of the sequences, for queries and keys alike. Or give both
  *                   cu_seqlens_q and cu_seqlens_kv
- *   cu_seqlens_padded, cu_seqlens_q_padded, cu_seqlens_kv_padded   te, packed: i32 [b + 1], the rows at which the
+ *   cu_seqlens_padded, cu_seqlens_q_padded, cu_seqlens_kv_padded   "te", packed: i32 [b + 1], the rows at which the
  *                   sequences of cu_seqlens, cu_seqlens_q, cu_seqlens_kv begin in memory
- *   max_seqlen      te, packed: length of the longest sequence, for queries and keys alike. Or give max_seqlen_q and
+ *   max_seqlen      "te", packed: length of the longest sequence, for queries and keys alike. Or give max_seqlen_q and
  *                   max_seqlen_kv. 0 => the number of all tokens
  *   window          (left, 0): `left` is the number of keys that a query sees before its own; window.on false or `left`
  *                   -1 => all of them. For causal masks alone; see te_attn_module_desc.upstream_windows
- *   sink_weights    flex: f32 [H], one more logit in the denominator of each softmax of a head; differentiable
+ *   sink_weights    "flex": f32 [H], one more logit in the denominator of each softmax of a head; differentiable
  *   is_causal       0 => as the module's attn_mask_type says */
 typedef struct te_attn_inputs {
     te_tensor *q, *k, *v;
@@ -110,12 +110,12 @@ typedef struct te_attn_args {
 /* Fills *out with the arguments in the form that the module's backend takes. The tensors in *out belong to the
  * innermost scope.
  *
- * The backend te looks for attention_mask, then for cu_seqlens, then for cu_seqlens_q with cu_seqlens_kv, and uses the
- * first that is given; without any it uses the module's own mask. sdpa and eager copy an attention_mask of two
- * dimensions to the host, which waits for the device. They ignore a mask without padding. With padding or a window they
- * make a mask with one element per score, aligned at the bottom right: the last query sees keys up to the last key. The
- * context keeps the last four such masks, until the last module of sdpa, flex and eager is destroyed. Inside a graph's
- * capture, a call that would copy the mask to the host fails.
+ * The backend "te" looks for attention_mask, then for cu_seqlens, then for cu_seqlens_q with cu_seqlens_kv, and uses
+ * the first that is given. If none is given, it uses the module's own mask. The backends "sdpa" and "eager" copy an
+ * attention_mask of two dimensions to the host, which waits for the device. They ignore a mask without padding. With
+ * padding or a window they make a mask with one element per score, aligned at the bottom right: the last query sees
+ * keys up to the last key. The context keeps the last four such masks, until the last module with the backend "sdpa",
+ * "flex" or "eager" is destroyed. Inside a graph's capture, a call that would copy the mask to the host fails.
  * Source: preprocess_args_and_kwargs_for_attn. */
 TE_API te_result te_preprocess_args_for_attn(te_module *m, const te_attn_inputs *in, te_attn_args *out);
 /* Computes attention. The result is [b, s_q, H d_v] or [T, H d_v] for te, as in DotProductAttention, and [b, H, s_q,
@@ -129,12 +129,13 @@ TE_API te_tensor *te_attn_forward(te_module *m, const te_attn_inputs *in);
 
 /* ---- masks that the context keeps ---- */
 
-/* Returns flex's block mask for causal attention: u8 [1, 1, ceil(s_q / 128), ceil(s_kv / 128)], the same for all b
- * sequences and all heads. window_keys is the number of keys in the window, the query's own included; -1 means no
- * window. The first call makes the mask; the context keeps it for later calls with the same arguments. The context
- * keeps at most 64 masks. If there are 64, a new mask replaces the oldest. All masks are released when the last module
- * of sdpa, flex and eager is destroyed; until then the result is borrowed. NULL on failure. Making a mask copies from
- * host memory, which a graph's capture refuses: call this function once before the capture. */
+/* Returns the block mask of the backend "flex" for causal attention: u8 [1, 1, ceil(s_q / 128), ceil(s_kv / 128)], the
+ * same for all b sequences and all heads. window_keys is the number of keys in the window, the query's own included; -1
+ * means no window. The first call makes the mask; the context keeps it for later calls with the same arguments. The
+ * context keeps at most 64 masks. If there are 64, a new mask replaces the oldest. All masks are released when the last
+ * module with the backend "sdpa", "flex" or "eager" is destroyed; until then the result is borrowed. NULL on failure.
+ * Making a mask copies from host memory, which a graph's capture refuses: call this function once before the
+ * capture. */
 TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b, int64_t heads, int64_t s_q,
                                      int64_t s_kv);
 /* Returns the number of masks that the context keeps for te_flex_block_mask. */

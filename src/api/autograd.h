@@ -81,7 +81,7 @@ typedef struct te_checkpoint_desc {
     int num_outputs;          /* 1 to TE_MAX_CHECKPOINT_OUTPUTS */
     bool distribute_saved_activations; /* each rank of tp_group keeps only its part of the first input, and te_backward
                                         * gathers the parts. The first input must be plain and the same on all ranks,
-                                        * and its number of elements a multiple of the number of ranks */
+                                        * and its number of elements must be a multiple of the number of ranks */
     te_group *tp_group;       /* read with distribute_saved_activations: the ranks that keep the parts; each of these
                                * ranks must make this call (borrowed until te_backward) */
 } te_checkpoint_desc;
@@ -89,8 +89,8 @@ typedef struct te_checkpoint_desc {
  * freed at once. When te_backward reaches this call, it runs fn again from the inputs, records it, and runs the
  * backward functions of the record. Losses and gradients have the same bits as without checkpointing: the second run
  * has the same random states (also those of te_rng_tracker_add), autocast regions and scales of delayed recipes as the
- * first. The second run does not record amaxes again. Calls may be nested to any depth. With gradients disabled fn
- * simply runs. For modules there is te_module_set_checkpoint.
+ * first. The second run does not record amaxes again. Calls may be nested to any depth. While gradients
+ * are disabled, fn simply runs. For modules there is te_module_set_checkpoint.
  *
  * TE_ERR_STATE for an input that is NULL.
  * TE_ERR_STATE if fn leaves a scope or a region of te_no_grad, te_enable_grad or autocast open, or ends one that it has
@@ -116,8 +116,9 @@ typedef struct te_saved_tensors_hooks {
     void (*drop)(void *user, void *handle);
     void *user; /* handed to the three functions; must live until the nodes that were recorded in the region are gone */
 } te_saved_tensors_hooks;
-/* Begins a region that ends at te_saved_tensors_end. Tape nodes that are recorded inside call these hooks for the
- * tensors that they save. Regions may be nested; then the hooks of the innermost one are called. `hooks` is copied. */
+/* Begins a region that ends at te_saved_tensors_end. Tape nodes that are recorded in the region call `hooks` for
+ * the tensors that they save. Regions may be nested: then the hooks of the innermost one are called. `hooks` is
+ * copied. */
 TE_API te_result te_saved_tensors_begin(te_ctx *te, const te_saved_tensors_hooks *hooks);
 /* Ends the innermost region of te_saved_tensors_begin. TE_ERR_STATE if none is open. */
 TE_API te_result te_saved_tensors_end(te_ctx *te);

@@ -13,7 +13,7 @@ typedef struct te_backend_capabilities {
     bool cuda;         /* the context runs on a GPU */
 } te_backend_capabilities;
 /* Returns the capabilities that te_backend_set_capabilities has set. Without such a call, all have_ fields are true,
- * and cuda is that of te_ctx_is_cuda. All fields are false if te is NULL.
+ * and `cuda` is the result of te_ctx_is_cuda. All fields are false if te is NULL.
  * Source: HAVE_TE, HAVE_DEEP_EP, HAVE_GMM, HAVE_UCCL_EP. */
 TE_API te_backend_capabilities te_backend_get_capabilities(const te_ctx *te);
 /* Sets the capabilities of the context (copied), for tests and to get the defaults of another machine. NULL sets the
@@ -35,9 +35,9 @@ typedef struct te_fp8_config {
     const te_recipe *object; /* read with TE_FP8_OBJECT (borrowed while the config is in use) */
 } te_fp8_config;
 /* Returns the recipe that a config selects: `storage`, which the call fills, or the config's `object`. Returns NULL
- * without an error if have_te of te_backend_get_capabilities is false, whatever the config says. NULL with
- * TE_ERR_INVALID for a recipe outside the enum, and for TE_FP8_OBJECT without an object. With TE_FP8_MXFP8, every call
- * logs a warning. Source: TEFp8Config.build_recipe. */
+ * without an error if have_te of te_backend_get_capabilities is false, whatever the config says. Returns
+ * NULL with TE_ERR_INVALID if config->recipe is outside its enum, or is TE_FP8_OBJECT while config->object is NULL.
+ * With TE_FP8_MXFP8, every call logs a warning. Source: TEFp8Config.build_recipe. */
 TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_config *config, te_recipe *storage);
 /* Runs te_autocast_begin with the recipe of the config and without an amax reduction group. If config is NULL, or
  * have_te of te_backend_get_capabilities is false, the region changes nothing, so an outer region stays in force.
@@ -89,7 +89,7 @@ typedef struct te_backend_config {
                                        * te_rope_cos_sin; 0 => off. As in Automodel, te_backend_config_validate turns
                                        * rope_fusion off, with a warning if it was on (see keep_rope_fusion) */
     bool keep_rope_fusion;            /* true => te_backend_config_validate leaves rope_fusion on, unless `rope` is
-                                       * quack. With CUDA, rope_fusion is then on by default. (Automodel turns
+                                       * "quack". With CUDA, rope_fusion is then on by default. (Automodel turns
                                        * rope_fusion off because transformers and vLLM round their tables: with fusion
                                        * the log-probabilities would differ from theirs) */
     te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
@@ -129,9 +129,9 @@ TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilitie
  *      7  enable_deepep is reset to 0, with a warning
  *      8  experts=te and experts=gmm need dispatcher=deepep, hybridep, uccl_ep or mok. With another dispatcher the
  *         rule sets dispatcher=torch and experts=torch_mm, with a message of TE_LOG_INFO
- *      9  cuda_graph is checked again. Its parts attn and te_dpa need the backend attn=te, and no te_fp8.object with
- *         fp8_dpa. Its part attn also needs linear=torch, rms_norm=torch and rope_fusion off. moe_router needs
- *         fake_balanced_gate off. moe_preprocess needs dispatcher=hybridep
+ *      9  cuda_graph is checked again. attn and te_dpa need the backend attn=te, and must not be combined with a
+ *         te_fp8.object that has fp8_dpa. attn also needs linear=torch, rms_norm=torch and rope_fusion off. moe_router
+ *         needs fake_balanced_gate off. moe_preprocess needs dispatcher=hybridep
  *     10  te_fp8 needs linear=te or experts=te (after rule 8)
  *
  * If `group` is given, its rank 0 alone logs the messages of rules 7 and 8; with group NULL every rank logs them. A
@@ -144,7 +144,7 @@ TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *confi
  * "attn=te,linear=torch,rope_fusion=true,te_fp8=block,cuda_graph=attn+moe_router,mok.minibatch_size=512".
  * Names and values are Automodel's ("dispatcher_share_token_dispatcher=false" sets
  * no_dispatcher_share_token_dispatcher). A field of a nested config is written with the config's name and a dot, as
- * mok.minibatch_size above. Spaces around names and values are ignored, and "cuda_graph=" means no parts. The rules
+ * mok.minibatch_size above. Spaces around names and values are ignored, and "cuda_graph=" selects no part. The rules
  * of te_backend_config_validate are not applied.
  * TE_ERR_INVALID for a name that is unknown, given twice, or without a value, and for a value that is not possible. The
  * message has the field, the value, the possible values and the nearest of them. After an error *config is what it was
@@ -180,10 +180,10 @@ typedef struct te_linear_module_desc {
                                         * zero, weight and bias start with the defaults of the module's class */
     const char *name;                  /* copied; NULL => "linear" */
 } te_linear_module_desc;
-/* Makes a module y = x W^T + b. Parameters: weight [out, in], bias [out]. For linear_impl te, the module is a
- * Linear. For torch, its product is in high precision under any recipe, its weight is never stored quantized, and
- * weight and bias start uniform on [-1 / sqrt(in), 1 / sqrt(in)], as in torch.nn.Linear. TE_ERR_UNSUPPORTED for quack,
- * TE_ERR_INVALID for a value outside the enum.
+/* Makes a module y = x W^T + b. Parameters: weight [out, in], bias [out]. If linear_impl is "te", the module is
+ * a Linear. If it is "torch", the product is in high precision under any recipe, the weight is never stored quantized,
+ * and weight and bias start uniform on [-1 / sqrt(in), 1 / sqrt(in)], as in torch.nn.Linear. TE_ERR_UNSUPPORTED for
+ * "quack", TE_ERR_INVALID for a value outside the enum.
  * Source: initialize_linear_module. */
 TE_API te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module_desc *desc);
 
@@ -197,22 +197,22 @@ typedef struct te_rms_norm_module_desc {
     const char *name;                  /* copied; NULL => "rmsnorm" */
 } te_rms_norm_module_desc;
 /* Makes a module that computes x / sqrt(mean of squares + eps) * weight. Parameter: weight [dim], ones at first. Every
- * backend runs te_op_rmsnorm_fwd and te_op_rmsnorm_bwd:
+ * backend (rms_norm_impl) runs te_op_rmsnorm_fwd and te_op_rmsnorm_bwd:
  *   te          an RMSNorm; inside a Sequential, a Linear that follows reads its quantized output
- *   torch_fp32  a Float32RMSNorm: the same results as te, but autocast does not quantize its output
+ *   torch_fp32  a Float32RMSNorm: the same results as "te", but autocast does not quantize its output
  *   torch       the normalised row is rounded to x's format before it is multiplied by the weight (torch.nn.RMSNorm,
  *               transformers' LlamaRMSNorm); autocast does not quantize the output; the gradient is that of the
  *               unrounded formula, in f32
- * TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID for a value outside the enum.
+ * TE_ERR_UNSUPPORTED for "quack", TE_ERR_INVALID for a value outside the enum.
  * Source: initialize_rms_norm_module. */
 TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc *desc);
 /* Makes a Float32RMSNorm, the module of te_float32_rms_norm, with a weight of any float format. */
 TE_API te_module *te_float32_rms_norm_create(te_ctx *te, const te_rms_norm_module_desc *desc);
 /* Returns weight * x / sqrt(mean(x^2) + eps) over the last dimension of x [.., N], in f32 throughout and rounded once,
- * to x's format; weight [N] of any float format; eps 0 => 1e-5. The backward pass uses s = 1 / sqrt(mean(x^2) + eps),
- * n = x s and g = dy weight. dx is s (g - n mean(g n)), and dweight is the sum of dy n over all rows; both are computed
- * in f32 and rounded once. Differentiable; allocates. The same function as te_rmsnorm. Source:
- * _float32_rms_norm_fwd. */
+ * to x's format. The weight has the shape [N] and any float format. eps 0 => 1e-5. The backward pass uses s = 1 /
+ * sqrt(mean(x^2) + eps), n = x s and g = dy weight. dx is s (g - n mean(g n)), and dweight is the sum of dy n over all
+ * rows; both are computed in f32 and rounded once. Differentiable; allocates. The same function as te_rmsnorm.
+ * Source: _float32_rms_norm_fwd. */
 TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps);
 
 /* ---- shapes without memory ---- */
@@ -267,9 +267,10 @@ TE_API te_result te_rope_config_read_llama(te_ctx *te, const char *config, te_ro
  * dim / 2 - 1. Source: gpt_oss RotaryEmbedding. */
 TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
                                            te_rotary_desc *rotary);
-/* Fills *rotary as transformers does for the rope_type: default, linear, dynamic, llama3, yarn or longrope. For
- * longrope, *rotary points to lists in *rope, which must live as long as *rotary is used. TE_ERR_INVALID for another
- * name (the message has the nearest one); TE_ERR_FORMAT if a number that the type needs is missing or out of range. */
+/* Fills *rotary as transformers does for the rope_type "default", "linear", "dynamic", "llama3", "yarn" or
+ * "longrope". For "longrope", *rotary points to the lists of factors in *rope, which must live as long as *rotary is
+ * used. TE_ERR_INVALID for another rope_type (the message has the nearest name); TE_ERR_FORMAT if a number that the
+ * rope_type needs is missing or out of range. */
 TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
                                              te_rotary_desc *rotary);
 
@@ -278,9 +279,9 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
  * multiplied by the attention factor. `positions` is borrowed for the call; NULL means 0 .. n - 1.
  *
  * te_rope_cos_sin and te_rope_freqs read the fields base, rotary_percent, scaling and max_seqlen (0 => the largest
- * position + 1) of *rotary; NULL means defaults. dim is floor(head_dim * rotary_percent), which must be even; with dim
- * 0 the table has no columns. Both functions compute on the host and allocate. NULL with TE_ERR_INVALID for sizes that
- * are not possible, and for a negative position. */
+ * position + 1) of *rotary. If `rotary` is NULL, they use the defaults. dim is floor(head_dim * rotary_percent), which
+ * must be even; with dim 0 the table has no columns. Both functions compute on the host and allocate. They return NULL
+ * with TE_ERR_INVALID for sizes that are not possible, and for a negative position. */
 TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions,
                                   int64_t n);
 /* Makes a table of angles for a fused rotation (te_rotary_desc.freqs; rotary_pos_emb of TransformerEngine): f32 [n, 1,

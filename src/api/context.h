@@ -70,8 +70,8 @@ TE_API te_result te_error_code(const te_ctx *te);
  *
  * A call that fails makes no tensor. An existing tensor that it writes has the old content, the new content, or a part
  * of each. The random state is what it was before the call. A te_optimizer_step that fails has stepped all parameters
- * or none. (Exception: custom quantizers and quantization over a group may fail on one weight after other weights were
- * stored.) A te_backward that fails has used up a part of the tape. So repeat the training step as a whole:
+ * or none. (Exception: custom quantizers and quantization over a group of ranks may fail on one weight after other
+ * weights were stored.) A te_backward that fails has used up part of the tape. So repeat the training step as a whole:
  * te_clear_error, te_optimizer_zero_grad, then forward, te_backward, te_optimizer_step.
  *
  * The repeated step then gives the same bits as if nothing had failed: te_clear_error restores the amaxes, histories

@@ -17,7 +17,7 @@
  * of the collective's tensors. All ranks must launch their graphs in the same order.
  *
  * Comparing. Before some calls, ranks exchange a text that describes the call (module, sizes, formats, mask, window,
- * recipe). If the texts differ, the call gives TE_ERR_STATE on all ranks, with the texts of two of them. The exchange
+ * recipe). If the texts differ, the call gives TE_ERR_STATE on all ranks, with the texts of two ranks. The exchange
  * happens before the first GEMM of a module under tensor parallelism, and before the first attention of a module under
  * context parallelism; with TE_DEBUG_SYNC=1 on all ranks, before every such GEMM and attention. It is an all_gather of
  * 512 bytes, for which the host waits. In a capture there is no exchange.

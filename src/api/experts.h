@@ -153,7 +153,7 @@ TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale);
  * to E - 1. With noise n > 0, each token takes the K experts with the largest u + 0.1 n z. The number u is uniform,
  * drawn for each token and expert; z is from N(0, 1), drawn once for each expert. The weights are (1 - n) / K + n v /
  * sum(v), with v uniform, drawn for each of the token's K experts. The seed of these numbers is made from x's first
- * four elements, so equal tokens give an equal choice. The host waits for these elements. Weights are in x's format.
+ * four elements, so equal inputs give equal choices. The host waits for these elements. Weights are in x's format.
  * The module has no parameters and does not read attention_mask. Owned by the caller. Source:
  * nemo_automodel.components.moe.layers.FakeBalancedGate. */
 TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts,
@@ -167,17 +167,17 @@ TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *
  * outside 0 .. n_routed_experts - 1 are skipped. Gradients have the formats of the input and of the parameters.
  * TE_ERR_INVALID for an input that is a shard.
  *
- *   te_grouped_experts_create         for the dispatcher torch. With backend->experts torch_mm and torch_mm_mxfp8 it
- *                                     runs grouped GEMMs with group sizes on the device. With other values it runs one
- *                                     GEMM for each expert, and the host waits for the group sizes
- *   te_grouped_experts_deepep_create  for an all-to-all dispatcher. With backend->experts gmm, torch_mm and
- *                                     torch_mm_mxfp8 it runs grouped GEMMs, with other values one GEMM for each expert
+ *   te_grouped_experts_create         for the dispatcher "torch". If backend->experts is "torch_mm" or
+ *                                     "torch_mm_mxfp8", it runs grouped GEMMs with group sizes on the device. Else it
+ *                                     runs one GEMM for each expert, and the host waits for the group sizes
+ *   te_grouped_experts_deepep_create  for an all-to-all dispatcher. If backend->experts is "gmm", "torch_mm" or
+ *                                     "torch_mm_mxfp8", it runs grouped GEMMs, else one GEMM for each expert
  *   te_grouped_experts_te_create      for an all-to-all dispatcher. It has two GroupedLinears, gate_up_linear and
  *                                     down_linear, which follow the recipe in force. Under a recipe each expert's
  *                                     tokens and weights are padded to the recipe's blocks. TE_ERR_INVALID with
  *                                     apply_router_weight_after_down
  *
- * With torch_mm_mxfp8, the operands of the forward GEMMs and of the GEMMs for the input's gradient are rounded to
+ * With "torch_mm_mxfp8", the operands of the forward GEMMs and of the GEMMs for the input's gradient are rounded to
  * MXFP8, with blocks along the summed dimension. The GEMMs for the weights' gradients stay in high precision. If dim or
  * inter is not a multiple of 32, all GEMMs stay in high precision, and the context logs one warning.
  * TE_ERR_INVALID if the number of ranks does not divide n_routed_experts, or if backend is NULL. Owned by the caller.

@@ -13,9 +13,9 @@
  * cast: they belong to the program.
  *
  * Memory. A cast allocates all new memory before the first tensor changes. So during the call the device holds the old
- * and the new tensors, and on any failure the model is what it was before. Tensors that were adjacent in memory or
- * shared memory do so again afterwards. Views that the program made keep the old memory. If a tensor was made by
- * te_tensor_wrap, its release function is called.
+ * and the new tensors, and on any failure the model is what it was before. Tensors that were adjacent in memory are
+ * adjacent again afterwards, and tensors that shared memory share it again. Views that the program made keep the old
+ * memory. If a tensor was made by te_tensor_wrap, its release function is called.
  *
  * Tape and graphs. A te_backward that needs a parameter's values from before its cast gives TE_ERR_STATE. Graphs that
  * use a cast parameter cannot be launched any more.
@@ -25,12 +25,12 @@
  * TE_ERR_STATE. If the context has an error, they do nothing and the error stays.
  *
  * Shared tensors. A parameter that several modules share has several paths. The functions below use the first one in
- * the order of te_module_visit_tensors (PyTorch: named_parameters): they compare words with this path, they take the
- * parameter to belong to the module on this path alone, and snapshots store it under this path. Two functions differ,
- * as in Automodel. te_cast_model_to_dtype ignores paths inside skip_modules, so it casts a parameter that also has a
- * path outside of them. te_restore_fp32_modules casts all tensors of a module whose path contains a word, even if the
- * first path of such a tensor is another one. A shared buffer stays in f32, or is not cast, if words or skip_modules
- * say so for one of its paths. */
+ * the order of te_module_visit_tensors (PyTorch: named_parameters): they compare words with this path, and snapshots
+ * store the parameter under this path. Only the module on this path counts as the parameter's owner. Two functions
+ * differ, as in Automodel. te_cast_model_to_dtype ignores paths inside skip_modules, so it casts a parameter that
+ * also has a path outside of them. te_restore_fp32_modules casts all tensors of a module whose path contains a word,
+ * even if the first path of such a tensor is another one. A shared buffer stays in f32, or is not cast, if words or
+ * skip_modules say so for one of its paths. */
 
 /* ---- what stays in f32 ---- */
 
@@ -61,8 +61,9 @@ typedef struct te_cast_model_desc {
 /* Casts every floating parameter and buffer of m's tree, including buffers that are not saved in files. Tensors whose
  * path contains a word of te_module_set_keep_in_fp32 become f32; those that are f32 already keep every bit. In a model
  * with sharded parameters a word that is not strict keeps only buffers in f32; one warning says so. An optimizer's
- * master weights and moments are not cast; if a parameter needs a master only after the cast, the next step makes it.
- * desc may be NULL. Asynchronous on CUDA, with one launch per tensor. TE_ERR_DTYPE if desc->dtype is another format. */
+ * master weights and moments are not cast; if a parameter needs a master only after the cast, the next optimizer step
+ * makes it. desc may be NULL. Asynchronous on CUDA, with one launch per tensor. TE_ERR_DTYPE if desc->dtype is another
+ * format. */
 TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *desc);
 
 /* Copies of tensors in f32, by path. */
@@ -76,7 +77,8 @@ TE_API te_fp32_snapshots *te_snapshot_fp32_tensors(te_module *m, const char *con
                                                    int num_buffer_keywords);
 /* Writes copies back into those tensors of m that have the same paths; these tensors become f32. Parameters are taken
  * from `parameters` and buffers from `buffers`; both may be the same object, and NULL means none. A parameter's copy is
- * skipped if m has no parameter at its path, or if that parameter is shared and has another first path in m. If m has
+ * skipped if m has no parameter at the copy's path. It is also skipped if the parameter there is shared and the copy's
+ * path is not the parameter's first path in m. If m has
  * no buffer at a buffer's path, the call tries the path without its components "_checkpoint_wrapped_module". No tensor
  * is added to a module. */
 TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_snapshots *parameters,

@@ -8,8 +8,8 @@
 /* Returns x + y; x and y have the same shape and format. */
 TE_API te_tensor *te_add(te_tensor *x, te_tensor *y);
 /* Returns x * y in x's shape and format, rounded once from f32. For x [.., N], y has the shape of x, or has one number
- * for each row of x: [..] or [.., 1]. y may have another format. The gradient of a row's number is the sum of x times
- * the result's gradient over this row. */
+ * for each row of x: [..] or [.., 1]. y may have another format. If y has one number for each row, the gradient
+ * of this number is the sum over the row of x times the result's gradient. */
 TE_API te_tensor *te_mul(te_tensor *x, te_tensor *y);
 /* Returns x * factor. */
 TE_API te_tensor *te_scale(te_tensor *x, float factor);
@@ -79,7 +79,7 @@ typedef enum te_rope_type {
                           * between these bounds */
     TE_ROPE_YARN,        /* depends on how many turns a channel pair makes within the original context: unchanged with
                           * at least beta_fast turns, divided by `factor` with at most beta_slow turns. In between it is
-                          * interpolated linearly in the pair's number (Peng et al. 2023) */
+                          * interpolated linearly in the pair's index (Peng et al. 2023) */
     TE_ROPE_LONGROPE     /* frequency i is divided by short_factor[i]; by long_factor[i] in sequences longer than the
                           * original context */
 } te_rope_type;
@@ -95,15 +95,15 @@ typedef struct te_rope_scaling {
     float mscale, mscale_all_dim;             /* YARN: if both are given, attention_factor is m(mscale) /
                                                * m(mscale_all_dim), with m(x) = 0.1 * x * ln(factor) + 1, or m(x) = 1
                                                * if `factor` is at most 1; 0 => not given */
-    bool no_truncate;                         /* YARN: the bounds of the interpolation are the numbers of the channel
+    bool no_truncate;                         /* YARN: the bounds of the interpolation are the indices of the channel
                                                * pairs that turn beta_fast and beta_slow times. true => the bounds
                                                * may be fractions; false => they are rounded outwards to whole
                                                * numbers */
     float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine. 0 => 1 if `factor` is
                                                * at most 1. For a larger `factor`, 0 => LONGROPE uses
                                                * sqrt(1 + ln(factor) / ln(original_max_position_embeddings)). YARN uses
-                                               * the formula of mscale if both fields are given, else
-                                               * 0.1 * ln(factor) + 1 */
+                                               * the formula of mscale if mscale and mscale_all_dim are
+                                               * given, else 0.1 * ln(factor) + 1 */
     const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory; read whenever
                                                * frequencies are computed, so they must live as long as modules that use
                                                * them */
@@ -134,10 +134,10 @@ typedef struct te_rotary_desc {
                                                  * for the call); NULL => the token's place in its sequence */
     /* A table of angles that the caller gives, [positions, 1 or b, 1, dim], f32, f16 or bf16 (borrowed for the call; no
      * gradient). Row t has the angle of each channel of a token at position t. If the second size is b, each sequence
-     * has a table of its own. With a table, base, rotary_percent, seq_len_interpolation_factor and scaling must stay 0.
-     * mRoPE gives a token one position for each section of channels: make one row for each token, in which each channel
-     * has its angle at the position of its section, and leave `positions` NULL. freqs NULL => angles are computed from
-     * the fields above. */
+     * has a table of its own. If a table is given, the fields base, rotary_percent, seq_len_interpolation_factor and
+     * scaling must stay 0. mRoPE gives a token one position for each section of channels: make one row for each token,
+     * in which each channel has its angle at the position of its section, and leave `positions` NULL. freqs NULL =>
+     * angles are computed from the fields above. */
     te_tensor *freqs;
     float attention_factor;                     /* factor of cosine and sine with freqs, from te_rope_freqs; 0 => 1 */
     int cp_size, cp_rank;                       /* context parallelism: the input is chunks cp_rank and 2 cp_size - 1 -
@@ -205,8 +205,8 @@ TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
 
 /* The backward function of a recorded node. It reads the gradients of the outputs; grad_outputs[i] is NULL if output i
  * got no gradient. If needs[i] is true, it sets grad_inputs[i] to a tensor with the shape and format of input i. This
- * tensor may be one of grad_outputs. It leaves the other grad_inputs NULL. The tape records none of its calls unless it
- * calls te_enable_grad_begin. Returns TE_OK or an error code. */
+ * tensor may be one of grad_outputs. The function leaves the other grad_inputs NULL. The tape records none of its calls
+ * unless it calls te_enable_grad_begin. Returns TE_OK or an error code. */
 typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved,
                                     te_tensor *const *grad_outputs, te_tensor **grad_inputs, const bool *needs);
 /* One call of a user's differentiable function, to be recorded on the tape. te_record copies the lists below. */

@@ -37,8 +37,8 @@ typedef struct te_inference_params_desc {
 } te_inference_params_desc;
 
 /* Makes a cache without sequences. The memory of each layer is allocated by its first call, or by
- * te_inference_params_allocate_memory. NULL with TE_ERR_INVALID for sizes that do not fit. The caller owns the cache
- * and must call te_inference_params_destroy. Allocates. */
+ * te_inference_params_allocate_memory. NULL with TE_ERR_INVALID if fields are out of range or contradict each other.
+ * The caller owns the cache and must call te_inference_params_destroy. Allocates. */
 TE_API te_inference_params *te_inference_params_create(te_ctx *te, const te_inference_params_desc *desc);
 /* Releases the cache. `c` may be NULL. */
 TE_API void te_inference_params_destroy(te_inference_params *c);

@@ -11,8 +11,8 @@
  *     te_attn_stats s = te_attn_get_stats(te);      s.te_hits: number of calls that DotProductAttention computed
  *     te_restore_attention(model);                               the model is as it was before
  *
- * An attribute is not a child of its module, and te_module_visit does not see it. So parameters, names in files,
- * freezing and casts do not change. */
+ * An attribute is not a child of its module, and te_module_visit does not see it. So the model's parameters, their
+ * names in checkpoint files, freezing and casts do not change. */
 
 /* ---- the core that modules call ---- */
 
@@ -70,8 +70,8 @@ typedef struct te_mask_check {
                   * Automodel's rules (te_op_detect_causal_mask) */
     bool cache;  /* true => the result for a mask is kept until its memory is written (te_tensor_version). Later calls
                   * with this mask do not wait, and are possible in a graph's capture. te.h does not see the program's
-                  * writes to memory of te_tensor_wrap. The result for such a mask is kept only if the program has
-                  * called te_tensor_touch for it */
+                  * writes to memory given to te_tensor_wrap. The result for such a mask is kept only if the program
+                  * has called te_tensor_touch for it */
 } te_mask_check;
 /* Returns whether `mask` is the mask of causal attention with `window`, whose `right` is taken as 0. If window.on is
  * false or window.left is negative, there is no window. If the result is true, *found (may be NULL) receives the
@@ -102,7 +102,7 @@ typedef struct te_attn_params {
     float softmax_scale;         /* factor of the scores */
 } te_attn_params;
 /* Returns the output size of a projection: its attribute "out_features" (an int64_t *), or else the number of rows of
- * its parameter `weight`, which may have no memory, or else the output size of its child `linear`. Returns 0 if none of
+ * its parameter `weight` (allocated or not), or else the output size of its child `linear`. Returns 0 if none of
  * these exists.
  * Source: _proj_out_features. */
 TE_API int64_t te_proj_out_features(const te_module *proj);
@@ -112,8 +112,8 @@ TE_API int64_t te_proj_out_features(const te_module *proj);
  * missing scale is head_dim^-0.5. Returns false, without an error, for other modules, and if head_dim is not known.
  * Source: _infer_attn_params. */
 TE_API bool te_infer_attn_params(te_module *self_attn, te_attn_params *params);
-/* Makes a DotProductAttention for [b, s, H, d] under a causal mask, with the sizes in `params`; softmax_scale 0 => 1 /
- * sqrt(head_dim). Each forward call of the module passes its own mask and window. Owned by the caller.
+/* Makes a DotProductAttention with the sizes in `params`, for q, k and v [b, s, H, d] and a causal mask. softmax_scale
+ * 0 => 1 / sqrt(head_dim). Each forward call passes its own mask and window. Owned by the caller.
  * Source: _create_te_dot_product_attention. */
 TE_API te_module *te_create_te_dot_product_attention(te_ctx *te, const te_attn_params *params);
 
@@ -185,9 +185,10 @@ TE_API const char *te_inject_reason_text(te_inject_reason reason);
 /* Options of the injection of DotProductAttention; zero is the default, and desc may be NULL. */
 typedef struct te_inject_desc {
     /* true => Automodel's rules: two rows of a mask are checked, dropout_p is ignored, an attribute attn_module that is
-     * NULL counts as present, heads are not compared with the projections, and a second injection of a model warns that
-     * no module was injected. false => te.h's rules: all rows are checked, DotProductAttention applies dropout_p, a
-     * NULL attribute counts as absent, heads are compared, and a second injection does not warn. */
+     * NULL counts as present, numbers of heads are not compared with the sizes of the projections, and a second
+     * injection of a model warns that no module was injected. false => te.h's rules: all rows are checked,
+     * DotProductAttention applies dropout_p, a NULL attribute counts as absent, numbers of heads are compared, and a
+     * second injection does not warn. */
     bool rules_of_automodel;
     bool cache_masks;        /* te_mask_check.cache. If all layers of a model read the same mask, the host then waits
                               * once per step instead of once per layer */
@@ -198,11 +199,11 @@ typedef struct te_inject_desc {
     int *left_alone;         /* written: the number of modules that te_inject_te_attention could not inject; NULL => not
                               * written */
 } te_inject_desc;
-/* Injects DotProductAttention into every module below `model` whose name ends in "self_attn", before or after weights
- * are loaded. Returns the number of modules that were injected. Logs the reason for each module that cannot be injected
- * (TE_LOG_DEBUG), and a warning if no module was injected. If the model is already injected, it changes nothing and
- * returns 0, with a warning only under rules_of_automodel. After at least one injection `model` has the attribute
- * "_te_attention_injected".
+/* Injects DotProductAttention into every module below `model` whose name ends in "self_attn". Weights may be loaded
+ * before or after this call. Returns the number of modules that were injected. Logs the reason for each module that
+ * cannot be injected (TE_LOG_DEBUG), and a warning if no module was injected. If the model is already injected, the
+ * call changes nothing and returns 0, with a warning only under rules_of_automodel. After at least one injection
+ * `model` has the attribute "_te_attention_injected".
  * Returns -1 with the error recorded:
  *   - out of memory; modules before the one that failed stay injected, and the call may be repeated
  *   - TE_ERR_STATE inside a graph's capture

@@ -14,7 +14,7 @@
  *                        dim to embedding_dim; no dropout
  *     Gate               only the gate of a CausalLM's experts; its adapters stay in high precision under every recipe
  *     experts            GroupedExperts, GroupedExpertsDeepEP, and the experts of a CausalLM. Adapters are stacks over
- *                        the rank's experts, in children with a parameter "weight": lora_gate_and_up_A [E, dim, r],
+ *                        this rank's E experts, in children with a parameter "weight": lora_gate_and_up_A [E, dim, r],
  *                        lora_down_A [E, inter, r], lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter]) and
  *                        lora_down_B [E, r, dim]. The B stacks start at zero. With LoRA rank r each linear layer adds
  *                        (x A B) alpha / r, in high precision under every recipe; no dropout, no DoRA. Source:
@@ -28,7 +28,7 @@
  *     te_lora_merge(model);                                              // or as one model:
  *     te_hf_save(model, "merged");
  *
- * These fields of PeftConfig do not exist here, because they choose speed only: use_triton,
+ * These fields of PeftConfig do not exist here, because they affect speed only: use_triton,
  * use_memory_efficient_lora.
  * Source: nemo_automodel.components._peft. Source of modules_to_save, bias, DoRA and adapters of embeddings: the
  * peft library. */
@@ -55,11 +55,11 @@ typedef enum te_lora_bias {
  * lists are read during the call only.
  *
  * A name in a list of modules is a pattern for the whole path of a module below the model, as in Automodel: "*" or ".*"
- * matches any characters, and the rest is a regular expression of characters, . + ? classes in [], groups in (), | and
- * escaped punctuation. So "*[qv]_proj" and "*.(q|v)_proj" match q_proj and v_proj of all layers. As in Automodel, the
- * name "x|y" becomes the expression "^x|y$", in which "x" matches any path that begins with x: put alternatives into a
- * group. Counts {..}, groups that begin with "(?", and escapes such as \\d are refused. A pattern has at most 512
- * bytes; matching takes time proportional to the pattern's length times the path's length.
+ * matches any characters, and the rest is a regular expression. It may have characters, ".", "+", "?", classes "[..]",
+ * groups "(..)", "|" and escaped punctuation. So "*[qv]_proj" and "*.(q|v)_proj" match q_proj and v_proj of all layers.
+ * As in Automodel, the name "x|y" becomes the expression "^x|y$", in which "x" matches any path that begins with x: put
+ * alternatives into a group. Counts {..}, groups that begin with "(?", and escapes such as \\d are refused. A pattern
+ * has at most 512 bytes; matching takes time proportional to the pattern's length times the path's length.
  *
  * A name without operators also matches every path whose last components are this name: "q_proj" matches
  * "model.layers.0.self_attn.q_proj". Modules that cannot have adapters are skipped even if a pattern matches them. An
@@ -105,8 +105,8 @@ typedef struct te_lora_desc {
 /* Creates adapters for the modules that desc chooses (NULL: the default desc), and freezes all parameters except
  * modules_to_save and trained biases. *num_modules (may be NULL) receives the number of places that got adapters: a
  * LayerNormMLP may count as two, the experts of a layer count as one. Draws from the random state. Adapters of a Linear
- * that is sharded by column or by row are sharded in the same way; all its ranks draw the same numbers, and each keeps
- * its part. Adapters of a module on TE_PARAMS_META have no memory either. Allocates. Create optimizers afterwards.
+ * that is sharded by column or by row are sharded in the same way; all ranks draw the same numbers, and each keeps its
+ * shard. Adapters of a module on TE_PARAMS_META have no memory either. Allocates. Create optimizers afterwards.
  *
  * After an error nothing has changed.
  * TE_ERR_INVALID for a number out of range (also with moe_rank_scaling if dim is below the experts per token), if no
@@ -159,8 +159,8 @@ TE_API te_result te_lora_save(te_module *model, const char *folder);
  * gate and up of experts have different lora_A in the file, the experts get twice the file's rank and alpha. Their one
  * lora_A then contains both, and lora_B has zeros so that gate and up each use their own. modules_to_save and biases of
  * the config become trained, with the file's values. With adapters of lm_head and embed_tokens, peft also writes the
- * base weight (base_layer.weight). This base weight must be equal to the model's in the narrower of the two formats; it
- * does not replace the model's. All other parameters of the model are frozen. Syncs.
+ * base weight (base_layer.weight). This base weight must be equal to the model's, with both rounded to the narrower of
+ * their formats; it does not replace the model's. All other parameters of the model are frozen. Syncs.
  *
  * Nothing in the folder is trusted.
  * TE_ERR_IO if a file cannot be read.

@@ -2,7 +2,7 @@
  * layout.
  *
  * Parameters are named as in the files of Llama ("model.layers.0.self_attn.q_proj.weight") in te_module_visit_tensors,
- * optimizers and checkpoints. Files of other families may have other names, or several parameters in one tensor:
+ * optimizers and checkpoints. Files of other model families may have other names, or several parameters in one tensor:
  * te_hf_open splits such a tensor, and te_hf_save joins the parameters again. Hidden states are [b, s, hidden], ids
  * [b, s]. */
 
@@ -126,8 +126,8 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
 /* Writes `model`, opened by te_hf_open, to a folder, which is created if it is missing and may be the opened folder.
  * config.json is written as te_hf_open read it. All parameters are written to model.safetensors, quantized ones
  * decoded, with the names and the tensor layout of the opened files. Tensors of those files that are not parameters of
- * the model (gemma3) are written unchanged. Parameters that the file joins into one tensor use twice their memory until
- * they are written.
+ * the model (gemma3) are written unchanged. Parameters that those files join into one tensor use twice their memory
+ * until they are written.
  *
  * These files are copied byte for byte, if te_hf_open found them: generation_config.json, tokenizer.json,
  * tokenizer_config.json, special_tokens_map.json, added_tokens.json, vocab.json, merges.txt, tokenizer.model,

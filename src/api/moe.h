@@ -97,9 +97,9 @@ typedef struct te_fused_topk_desc {
  * with 0 for experts that are not chosen, and writes the choice to *routing_map (may be NULL). te_op_moe_router_fwd has
  * the formulas. At most TE_MOE_MAX_EXPERTS experts.
  *
- * Of experts with equal scores, the one with the lower number is chosen. TransformerEngine has this rule only for topk
- * of 16 and more (NVTE_RADIX_TOPK_THRESHOLD). Below 16 it chooses, among equal scores, the expert whose number modulo
- * 32 comes first in bit-reversed order (0, 16, 8, 24, 4 ..), and of those the lowest number. With bf16 logits the two
+ * Of experts with equal scores, the one with the lower index is chosen. TransformerEngine has this rule only for topk
+ * of 16 and more (NVTE_RADIX_TOPK_THRESHOLD). Below 16 it chooses, among equal scores, the expert whose index modulo
+ * 32 comes first in bit-reversed order (0, 16, 8, 24, 4 ..), and of those the lowest index. With bf16 logits the two
  * rules choose differently for a few percent of the tokens, depending on the scale of the logits. Scores of f32 logits
  * are hardly ever equal. Source: transformer_engine.pytorch.router.fused_topk_with_score_function. */
 TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc,

@@ -3,9 +3,9 @@
  *
  * Each create function returns a module with parameters initialised from the context's random state. The caller owns
  * the module until te_module_destroy, or until te_module_add_child gives it to a parent. NULL on an error:
- * TE_ERR_INVALID for sizes that do not fit, TE_ERR_DTYPE for a params_dtype other than f32, f16 and bf16, TE_ERR_STATE
- * inside a graph's capture. Creating allocates and does not sync. Inputs are f32, f16 or bf16 of any shape [.., in]
- * unless said otherwise. Under autocast the operands of GEMMs are quantized. */
+ * TE_ERR_INVALID if sizes are out of range or contradict each other, TE_ERR_DTYPE for a params_dtype other than f32,
+ * f16 and bf16, TE_ERR_STATE inside a graph's capture. Creating allocates and does not sync. Inputs are f32, f16 or
+ * bf16 of any shape [.., in] unless said otherwise. Under autocast the operands of GEMMs are quantized. */
 
 /* Options of te_linear_create: y = x W^T + b. Parameters: weight [out, in], bias [out]. Outputs: out[, bias].
  * Source: transformer_engine.pytorch.Linear. */

@@ -39,7 +39,7 @@
  * te_safetensors_write. Syncs. TransformerEngine: te.onnx_export with torch.onnx.export.
  *
  *     TE_ERR_UNSUPPORTED  - an operation that ONNX cannot express (the message names it and its module): dropout
- *                           (te_module_train(m, false) turns it off), packed sequences (thd), caches, score_mod, the
+ *                           (te_module_train(m, false) turns it off), packed sequences (thd), KV caches, score_mod, the
  *                           expert choice of a Gate module, experts whose token counts are read by the host, an
  *                           operation that writes a list of tensors
  *                         - a size that is not a product of the sizes that vary

@@ -176,8 +176,8 @@ typedef struct te_op_fill_args {
 } te_op_fill_args;
 
 /* Sets every dst[i] to a random number: uniform on [a, b), with b - a finite, or normal with mean a and standard
- * deviation b. Element i comes from block i / 4 of Philox4x32-10 at (seed, offset). Computed in f32 and rounded to
- * dst's format: in f16 and bf16 a uniform number may become b itself. dst is contiguous, f32, f16 or bf16. */
+ * deviation b. Element i comes from block i / 4 of Philox4x32-10 at (seed, offset). It is computed in f32 and rounded
+ * to dst's format: in f16 and bf16 a uniform number may become b itself. dst is contiguous, f32, f16 or bf16. */
 typedef struct te_op_random_args {
     te_tensor *dst;
     te_random_kind kind; /* 0 => uniform */
@@ -186,7 +186,7 @@ typedef struct te_op_random_args {
     const te_tensor *rng;    /* optional */
 } te_op_random_args;
 
-/* out = alpha * x + beta * y, in f32. Same shape; formats may differ; out may be x or y.
+/* out = alpha * x + beta * y, in f32. All three have the same shape; their formats may differ. out may be x or y.
  *   y              optional; NULL => beta is not read
  *   alpha_device   optional f32 [1], multiplies alpha
  *   divide_device  optional f32 [1]; alpha is divided by max(divide_device, 1) */

@@ -17,7 +17,7 @@
  *            BLOCK_2D), or one is BLOCK_1D and the other BLOCK_2D. The scales of each kind:
  *            TENSOR   f32 [1], the scale_inv of FP8 operands; NULL => 1
  *            BLOCK    f32, the scale_inv that te_op_block_quantize wrote; the sum over each 128 values of k is scaled,
- *                     and added to the others in f32
+ *                     and these scaled sums are added in f32
  *            MXFP8    e8m0, as te_op_mxfp8_quantize wrote them
  *            NVFP4    e4m3, as te_op_nvfp4_quantize wrote them, with amax_a and amax_b f32 [1], or [m] and [n] if rows
  *                     have amaxes of their own. The sums are multiplied by amax_a / (6 F_a) * amax_b / (6 F_b). F_a is
@@ -30,9 +30,10 @@
  *   split_accumulator  true => at intervals, partial sums are taken from the tensor core and added in f32 (with BLOCK
  *                      this is always so); false => the tensor core accumulates all of k
  * If tensor cores cannot read MXFP8 or NVFP4, the operands are decoded to bf16. Only bits below 2^-133, the smallest
- * bf16, are lost. Decoding takes a workspace of up to 2 (m + n) k bytes, with rows rounded up. With small m or n and
- * both operands K-major, most calls need no workspace. On sm_90 an operand whose rows do not begin at multiples of 16
- * bytes may first be copied into a workspace of its size. te_explain returns the workspace of a call.
+ * bf16, are lost. Decoding takes a workspace of up to 2 (m + n) k bytes, where each decoded row is rounded up to a
+ * multiple of 16 elements. With small m or n and both operands K-major, most calls need no workspace. On sm_90
+ * an operand whose rows do not begin at multiples of 16 bytes may first be copied into a workspace of its size.
+ * te_explain returns the workspace of a call.
  * If k is 0, D becomes bias, or does not change with accumulate. If m or n is 0, only bias_gradient is written, as
  * 0. */
 typedef struct te_op_gemm_args {
@@ -67,8 +68,8 @@ typedef struct te_op_gemm_args {
  *   offsets  given instead of sizes: i32 or i64 [groups + 1], ascending: the start of each group, and the end of the
  *            last one
  *   m, n, k  m (with along_k: k) is an upper bound of the sum of sizes. Rows behind the last group are neither read nor
- *            written. Sizes that exceed the bound are cut, and negative ones count as 0, so no memory outside is
- *            touched
+ *            written. Sizes that exceed the bound are cut, and negative ones count as 0, so no memory outside the
+ *            tensors is touched
  *   formats  A and B are both f32, both f16 or both bf16, or any mix of e4m3 and e5m2 except e5m2 x e5m2, contiguous
  *            along k. FP8 with along_k takes plain transposed copies, [m, lda] and [n, ldb], in which a group may start
  *            at any column. D is f32, f16 or bf16
@@ -251,10 +252,10 @@ typedef struct te_rope_angles {
     const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): the position of each token; NULL => the
                                  * token's index in its sequence */
     const te_tensor *freqs; /* f32 [positions, 1 or b, 1, rotary_dim]: row t has the angles of all channels of a token
-                             * at position t. With freqs, base, inv_freq and position_scale must be 0. The second size
-                             * is b if each sequence has its own angles (mRoPE). A position without a row is an error on
-                             * the CPU, and gives NaN on a GPU. NULL => angles are computed from frequencies. Source:
-                             * TransformerEngine, apply_rotary_pos_emb(freqs) */
+                             * at position t. If freqs is given, the fields base, inv_freq and position_scale must be 0.
+                             * The second size is b if each sequence has its own angles (mRoPE). A position without a
+                             * row is an error on the CPU, and gives NaN on a GPU. NULL => angles are computed from
+                             * frequencies. Source: TransformerEngine, apply_rotary_pos_emb(freqs) */
     int cp_size, cp_rank;  /* for context parallelism (at most 2^20 ranks): each sequence is cut into 2 cp_size equal
                             * chunks, and x has chunks cp_rank and 2 cp_size - 1 - cp_rank; 0 => whole sequences.
                             * Source: TransformerEngine, fused_rope */
@@ -262,8 +263,8 @@ typedef struct te_rope_angles {
 
 /* Rotary embedding: (u, v) -> (u cos - v sin, v cos + u sin) for each pair (u, v) of channels. With angles.freqs, u and
  * v each use the cosine and sine of their own channel's angle.
- *   x, y        [s, b, h, d], or as `format` says [b, s, h, d] or [tokens, h, d]. The channels of a head are adjacent;
- *               other strides are free. y may be x
+ *   x, y        [s, b, h, d], [b, s, h, d] or [tokens, h, d], depending on `format`. The channels of a head are
+ *               adjacent; other strides are free. y may be x
  *   angles      the angle of each pair
  *   cu_seqlens  i32 [b + 1], with TE_THD: the row at which each sequence begins; positions in a sequence are counted
  *               from its first row. With cp_size, cu_seqlens counts the rows of the whole sequences
@@ -278,7 +279,8 @@ typedef struct te_op_rope_args {
     bool backward, no_rope;
 } te_op_rope_args;
 
-/* Splits the packed projection qkv into q [s, b, H, d], k and v [s, b, G, d], and rotates q and k (not with no_rope).
+/* Splits the packed projection qkv into q [s, b, H, d] and into k and v [s, b, G, d]. Rotates q and k unless no_rope is
+ * true.
  * If the output `rotated` is given, the projection is rotated without being split.
  *   format    TE_BSHD => b and s are exchanged in all shapes
  *   qkv   [s, b, (H + 2G) * d]. The last dimension has all heads of q, then of k, then of v. With interleaved_groups it
@@ -297,7 +299,7 @@ typedef struct te_op_qkv_rope_args {
     te_rope_angles angles;
 } te_op_qkv_rope_args;
 /* The backward pass of te_op_qkv_rope. Writes the gradient of qkv to the field qkv. Reads the gradients of q, k and v
- * from the fields q, k and v, or the gradient of `rotated` from the field rotated, which may be qkv itself. format,
+ * from the fields q, k and v, or the gradient of `rotated` from the field `rotated`, which may be qkv itself. format,
  * num_heads, num_groups, head_dim, interleaved_groups, no_rope and angles are those of the forward. */
 typedef struct te_op_qkv_rope_bwd_args {
     te_tensor *qkv;
@@ -342,9 +344,10 @@ typedef bool (*te_mask_mod_fn)(void *user, int64_t b, int64_t h, int64_t q_idx, 
  * aux0 .. aux3. aux0[i] is element i of aux[0], counted over all dimensions: a float, or an int for integer formats
  * (long long for i64); 0 if there is no element i. Expressions may use numbers, operators, true, false, float, int,
  * INFINITY and the functions abs, min, max, fminf, fmaxf, fabsf, expf, exp2f, expm1f, logf, log2f, log1pf, tanhf, sinf,
- * cosf, sqrtf, rsqrtf, powf, floorf, ceilf, truncf, rintf, fmodf, erff, copysignf; no other name, assignment or
- * statement. tanhf has a relative error of up to 6e-7. In score_mod and score_mod_bprop a division by a number such as
- * 50.0f becomes a product with the reciprocal (within 2 ulp), unless the expression compares or rounds. */
+ * cosf, sqrtf, rsqrtf, powf, floorf, ceilf, truncf, rintf, fmodf, erff, copysignf. They must not use other names,
+ * assignments or statements. tanhf has a relative error of up to 6e-7. In score_mod and score_mod_bprop a division by a
+ * number such as 50.0f becomes a product with the reciprocal (within 2 ulp), unless the expression compares or
+ * rounds. */
 typedef struct te_score_mod {
     const char *score_mod, *score_mod_bprop, *mask_mod; /* CUDA; NULL => none */
     te_score_mod_fn score_fn, score_bprop_fn;           /* for the CPU: score_mod and score_mod_bprop as functions; NULL
@@ -460,8 +463,8 @@ typedef struct te_op_attn_fwd_args {
  * of o, and q, k, v, o, lse, format, rule, seed, offset and rng of the forward pass. Deterministic.
  *   dbias            optional, written: the gradient of core_attention_bias in its shape, f32, f16 or bf16
  *   dsoftmax_offset  optional f32 [H], written: the gradient of softmax_offset
- *   o                may be NULL with fp8: the backward pass then sums S times its gradient over the keys, instead of
- *                    the products of o and d_o over the channels */
+ *   o                may be NULL with fp8: the backward pass then computes D_i = sum_j P_ij dP_ij (P: the softmax)
+ *                    instead of D_i = o_i d_o_i */
 typedef struct te_op_attn_bwd_args {
     const te_tensor *q, *k, *v, *o, *lse, *d_o;
     te_tensor *dq, *dk, *dv;
@@ -484,7 +487,7 @@ typedef struct te_op_attn_bwd_args {
  *   indices  i32 [b, s_q, n]: the list of each query: rows of kv, in any order. An entry outside 0 .. s_kv - 1, such as
  *            -1, is empty; a row that is listed twice counts twice. For packed sequences, b is 1 and the entries are
  *            rows of the whole kv. b * s_q * n and b * s_kv must be below 2^31
- *   sinks    f32 [H], optional: the sinks; without them the term e^(sink - m) is missing
+ *   sinks    f32 [H], optional: the sink of each head; without sinks the term e^(sink - m) is missing
  *   o        [b, s_q, H, d_v], any float format, usually q's; d_v up to d. o is 0 if all entries of a list are empty
  *   lse      f32 [b, H, s_q], optional, written: m + log(denominator). For a list without keys, lse is the sink, or
  *            -inf without sinks
@@ -515,7 +518,8 @@ typedef struct te_op_cu_seqlens_args {
 } te_op_cu_seqlens_args;
 
 /* Writes keys and values of new tokens into a cache. The other rows of the cache do not change.
- *   k, v      [s, b, G, d], or as `format` says [b, s, G, d] or [tokens, G, d]; channels adjacent; v may have another d
+ *   k, v      [s, b, G, d], [b, s, G, d] or [tokens, G, d], depending on `format`; channels adjacent; v may have
+ *             another d
  *   k_cache, v_cache   [b, s, G, d], or with page_table [pages, page_size, G, d]; channels adjacent; any float format,
  *                      to which k and v are rounded to nearest even
  *   cu_seqlens         i32 [b + 1]: sequence b has cu_seqlens[b + 1] - cu_seqlens[b] new tokens. They are its first
@@ -553,7 +557,7 @@ typedef struct te_op_detect_causal_mask_args {
 
 /* Makes an i32 map between two orders of the rows of sequences that ranks share (te_parallel_options.cp_group): the
  * order of the ranks (all rows of rank 0, then of rank 1 and so on) and the order of the sequences.
- *   map         map[r * rows / ranks + i] is the index, in the order of the sequences, of row i of rank r. With
+ *   map         [rows]: map[r * rows / ranks + i] is the index, in the order of the sequences, of row i of rank r. With
  *               `inverse` it is the inverse map. te_op_moe_permute with topk 1 and this map as row_id_map brings rows
  *               from the order of the ranks into the order of the sequences; the inverse map undoes this
  *   cu_seqlens  optional i32 [b + 1]: the first row of each sequence, all multiples of 2 * ranks. NULL => there are as
@@ -571,7 +575,7 @@ typedef struct te_op_context_rows_args {
 } te_op_context_rows_args;
 
 /* Computes the lengths and first rows of the chunks that `chunks` selects from each packed sequence, in the form that
- * te_attn_rule takes.
+ * te_attn_rule takes. A sequence is cut into 2 * ranks chunks of equal length.
  *   cu_seqlens         i32 [b + 1]: running sums of the numbers of tokens of the whole sequences
  *   cu_seqlens_padded  optional i32 [b + 1]: where each sequence starts in memory, if there is padding between
  *                      sequences; multiples of 2 * ranks; NULL => cu_seqlens

@@ -47,11 +47,11 @@ typedef struct te_op_moe_index_map_args {
     int64_t num_out_tokens; /* 0 => all */
 } te_op_moe_index_map_args;
 
-/* Makes the list `local`, by which a rank sorts its copies of tokens. The rank has the `count` experts with the numbers
+/* Makes the list `local`, by which a rank sorts its copies of tokens. The rank has the `count` experts with the ids
  * `first` .. `first` + `count` - 1.
- *   experts  i32 or i64 [T, topk]: the experts of each token
+ *   experts  i32 or i64 [T, topk]: the ids of the experts of each token
  *   dropped  optional, u8 [T]: a number other than 0 marks a token that is dropped (padding)
- *   local    i32 [T, topk], written: the number of each expert minus `first`; -1 for experts of other ranks and for
+ *   local    i32 [T, topk], written: the id of each expert, minus `first`; -1 for experts of other ranks and for
  *            dropped tokens
  *   tokens_per_expert   i32 or i64 [count], written: how many copies each of the `count` experts gets */
 typedef struct te_op_moe_local_ids_args {
@@ -62,14 +62,15 @@ typedef struct te_op_moe_local_ids_args {
 
 /* Makes a row_id_map (index form, topk 1) that moves whole chunks of the T rows.
  *   sizes         i32 or i64 [n]: the number of rows of each chunk, in the order of the input
- *   sorted_index  optional, i32 or i64 [n], a permutation of 0 .. n-1: the numbers of the chunks in the order of the
+ *   sorted_index  optional, i32 or i64 [n], a permutation of 0 .. n-1: the indices of the chunks in the order of the
  *                 output. If NULL, the order stays. A list that is not a permutation is an error (TE_ERR_INVALID). On
  *                 the CPU the call itself returns the error, on a GPU the next call that waits
- *   offsets       optional, i32 or i64 [n]: number i is added to the destination rows of chunk i, for the padding in
+ *   offsets       optional, i32 or i64 [n]: offsets[i] is added to the destination rows of chunk i, for the padding in
  *                 front of the chunk. Not with sorted_index
- *   chunk_numbers   true: row_id_map[i] becomes the number of the chunk that row i belongs to, not a destination row.
+ *   chunk_numbers   true: row_id_map[i] becomes the index of the chunk that row i belongs to, not a destination row.
  *                   te_op_amax and the casts take this list as `groups`. Not with sorted_index or offsets
- * Rows behind the last chunk stay where they are, except with offsets or chunk_numbers: then their entries are -1. */
+ * Rows behind the last chunk stay where they are, except with offsets or chunk_numbers: then their entries
+ * of row_id_map are -1. */
 typedef struct te_op_moe_chunk_map_args {
     const te_tensor *sizes, *sorted_index, *offsets;
     te_tensor *row_id_map;
@@ -79,8 +80,8 @@ typedef struct te_op_moe_chunk_map_args {
 /* Copies each row of x [T, H] to the rows of y [R, H] that the map names for this row. Rows of y without a copy become
  * 0. x and y have the same format, whose elements are whole bytes.
  *   topk            the topk of an index map; 0 means that row_id_map is a mask map
- *   pad_offsets     optional, i32 or i64 [E], with a mask map only: number e is added to the destination rows of expert
- *                   e
+ *   pad_offsets     optional, i32 or i64 [E], with a mask map only: pad_offsets[e] is added to the destination rows of
+ *                   expert e
  *   probs           optional, float [T, E] or [T, topk]: the probability of each copy. It is written to permuted_probs
  *                   [R], of the same format, at the copy's row. With a mask map, a copy whose probability is 0 becomes
  *                   a row of zeros */
@@ -107,8 +108,8 @@ typedef struct te_op_moe_unpermute_args {
  *   dx      [R, H], optional. The row of a copy becomes its token's row of dy times the probability of the copy. Rows
  *           without a copy become 0
  *   dprobs  optional, of any float format, in the shape of merging_probs. The entry of a copy becomes the dot product
- *           of its token's row of dy and its own row of x, which other copies may share. An entry without a copy
- *           becomes 0
+ *           of the token's row of dy and the copy's row of x; several copies may have the same row of x.
+ *           An entry without a copy becomes 0
  *   x       needed for dprobs
  * row_id_map, pad_offsets, topk and merging_probs are the forward's. */
 typedef struct te_op_moe_unpermute_bwd_args {
@@ -118,7 +119,7 @@ typedef struct te_op_moe_unpermute_bwd_args {
 } te_op_moe_unpermute_bwd_args;
 
 /* Computes the scores of logits [T, E], the topk experts of each token, and their probabilities, in f32. Of equal
- * scores the expert with the lower number is chosen (te_fused_topk_with_score_function says where TransformerEngine
+ * scores the expert with the lower index is chosen (te_fused_topk_with_score_function says where TransformerEngine
  * differs). The probability of a chosen expert is its score, normalised, times scaling_factor.
  *   score_function   TE_SCORE_SOFTMAX, TE_SCORE_SIGMOID, or TE_SCORE_SQRTSOFTPLUS: sqrt(log(1 + exp(x)))
  *   use_pre_softmax  true: the softmax is over all experts; false: it is over the chosen experts
@@ -195,8 +196,8 @@ typedef struct te_op_moe_aux_loss_bwd_args {
     float coeff;
 } te_op_moe_aux_loss_bwd_args;
 
-/* Computes bias gradients of groups of rows. Row g of out [groups, N] becomes the column sums of those rows of x [M, N]
- * that belong to group g, in f32. `sizes`, i32 or i64 [groups], is the number of rows of each group, as in
+/* Computes bias gradients of groups of rows. Row g of `out` [groups, N] becomes the column sums of those rows of x
+ * [M, N] that belong to group g, in f32. `sizes`, i32 or i64 [groups], is the number of rows of each group, as in
  * te_op_grouped_gemm. */
 typedef struct te_op_grouped_column_sum_args {
     const te_tensor *x, *sizes;

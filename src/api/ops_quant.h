@@ -153,9 +153,9 @@ typedef struct te_op_block_dequantize_args {
  *   col        [M, ld], optional, in the format of row: the values of x scaled along the columns; not transposed
  *   col_scale  e8m0 [round_up(ceil(M / 32), 4), round_up(N, 128)]
  *   swizzled   true: the scales have the same shapes, but the layout that Blackwell's tensor cores read: tiles of 128 x
- *              4 scales, 512 bytes each. Let a line be a row of x for `row`, and a column of x for `col`, and G the
- *              padded number of groups of a line. The scale of group j of line i is byte ((i / 128) * (G / 4) + j / 4)
- *              * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + (j % 4)
+ *              4 scales, 512 bytes each. A line is a row of x for `row`, or a column of x for `col`. G is the padded
+ *              number of groups of a line. The scale of group j of line i is byte
+ *              ((i / 128) * (G / 4) + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + (j % 4)
  *   noop       optional f32 [1]: 1.0 => nothing is written
  * For each group, the scale's code e is RN(amax * RN(1 / fp8_max)) rounded up to E8M0; the amax ignores NaN. Then q =
  * saturate(RNE(x * 2^(127 - e))), and NaN stays NaN. The padding of codes and scales is written as 0. */
@@ -182,8 +182,8 @@ typedef struct te_op_mxfp8_dequantize_args {
  *
  * The random Hadamard transform (rht) acts on the column-wise copy alone. Let v be 16 neighbours in a column: rows 16 j
  * .. 16 j + 15 of x, where rows beyond M count as 0. The transform replaces v by H (s * v) / 4. H is the
- * Sylvester-Hadamard matrix of order 16. The 16 signs s are + + + - + - - - - - - + - + - -, or all + with
- * no_random_sign_mask. */
+ * Sylvester-Hadamard matrix of order 16. The 16 signs s are (+ + + - + - - - - - - + - + - -); with
+ * no_random_sign_mask all of them are +. */
 
 /* Computes the amaxes that te_op_nvfp4_quantize needs. NaN is ignored, and infinity is kept. At least one of amax_row
  * and amax_col is needed.
@@ -226,7 +226,8 @@ typedef struct te_op_nvfp4_amax_args {
  *   rht        true: the column-wise copy is transformed and rounded to bf16; its amax, scales and codes are those of
  *              the rounded values. Sums are taken as a tensor core takes them. Each product is truncated 25 bits below
  *              the leading bit of the largest product, the products are added exactly, and the sum is truncated to f32.
- *              In both copies a NaN makes the scale of its block NaN, and all codes of the block 7 (the value 6)
+ *              In both copies a NaN makes the scale of its block NaN and sets all codes of the block to 7 (the value
+ *              6)
  * The arithmetic, with F = 448 (256 if e4m3_max_256):
  *   S = min(F * 6 / amax, FLT_MAX), but 1 if amax or S is 0
  *   d = E4M3(RN(block amax * RN(S * RN(1 / 6))))        the block's scale
@@ -235,10 +236,10 @@ typedef struct te_op_nvfp4_amax_args {
  * Two options change the arithmetic:
  *   stochastic_rounding  q is the largest code not above t = RN(|RN(x * mult)| + u * step), with x's sign; NaN => 6.
  *                        step is 0.5 for magnitudes below 2, 1 below 4, and 2 above. u = k / 256, where k is byte i of
- *                        the 16 bytes of Philox (seed, offset, row * blocks + block). i is the element's place in its
- *                        block. blocks is the number of blocks in a row of the copy that hold elements of x. The
- *                        column-wise copy uses offset + 1, and counts the rows and blocks of that copy. All this holds
- *                        for two_dimensional too
+ *                        the 16 bytes of Philox (seed, offset, row * blocks + block). i is the index of the element in
+ *                        its block, `block` that of the block in its row, and `row` that of the row in the copy.
+ *                        `blocks` is how many blocks of a row hold elements of x. The column-wise copy uses offset + 1,
+ *                        and counts the rows and blocks of that copy. All this holds for two_dimensional too
  *   four_over_six  b = RN(RN(block amax / 6) * S) and d = E4M3(b). Each block (or tile) is also tried with d =
  *                  E4M3(RN(b * 1.5)), and keeps this second d if its error is smaller. The error is the sum over the
  *                  block's elements, in order, of |e| or e * e. Here e = RN(RN(RN(RN(q * d) * amax) / (6 F)) - x),
@@ -298,8 +299,8 @@ typedef struct te_op_shard_amax_args {
     int64_t tile_rows, tile_columns;
 } te_op_shard_amax_args;
 
-/* Computes the scales of a whole matrix from the amaxes of its tiles. Formula, layout and padding (0) are those of the
- * operation that quantizes the whole matrix. Each output may be NULL, but not all of them.
+/* Computes the scales of a whole matrix from the amaxes of its tiles. Formula, layout and padding (zeros) are those of
+ * the operation that quantizes the whole matrix. Each output may be NULL, but not all of them.
  *   BLOCK_2D  reads amax, one for each 128 x 128 elements. Writes row_scale f32 (scale_inv), and its transpose to
  *             col_scale. amax_limit is the largest finite number of the format of the values that are quantized (0 =>
  *             f32)
@@ -333,8 +334,8 @@ typedef struct te_op_shard_scales_args {
  *   multiplier   BLOCK_2D, optional: as te_op_shard_scales writes it. NULL => RN(1 / scale), which equals the
  *                multiplier only for scales that are powers of two
  *   columnwise   MXFP8: scale is that of the column-wise copy. TENSOR: dst is the transposed copy [columns, ld] (not
- *                flat). The other formats have no columnwise: make their column-wise copies from the row-wise copy
- *                after its slices have been gathered */
+ *                flat). With other scalings `columnwise` must be false: make the column-wise copy from the row-wise
+ *                copy after the slices of the latter have been gathered */
 typedef struct te_op_shard_cast_args {
     const te_tensor *x;
     te_tensor *dst;

@@ -60,15 +60,16 @@ typedef struct te_op_mse_bwd_args {
 typedef struct te_adam_numbers {
     float lr, beta1, beta2, eps, weight_decay; /* as those of te_op_adam_args */
 } te_adam_numbers;
-/* One parameter of te_op_adam. All tensors but the scales have the same number of elements.
+/* One parameter of te_op_adam. All tensors but the scales and a u8 `master` have the same number of elements.
  *   grad, param  f32, f16 or bf16
  *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
  *   master       optional: the step updates master, then param = round(master). It is f32; or f16 with a scale; or, for
  *                a bf16 param, u8 with twice as many elements, called remainders: the lower 16 bits of an f32 master.
  *                The upper 16 bits are then param's bits, or these minus 1 where the lower ones are 2^15 or more
  *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the value of a state is its elements
- *                                   times its scale. A step sets the scale to max |x| / 32752 (f16) or max |x| / 448
- *                                   (e4m3), where NaN is ignored. If that maximum is too small, zeros are stored */
+ *                                   times its scale. With x the new values of the state, a step sets the scale to max
+ *                                   |x| / 32752 (f16) or max |x| / 448 (e4m3), where NaN is ignored. If max |x| is too
+ *                                   small, zeros are stored */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
@@ -166,7 +167,7 @@ typedef struct te_op_multi_scale_args {
  *   found_inf        f32 [1] or NULL: not 0 if the last step was skipped. First `skipped` grows by 1 if found_inf is
  *                    not 0 and `count` is true; then found_inf becomes 0
  *   bias_correction  optional f32 [P, 2], written: 1 / (1 - beta^n) for each beta in `betas`, with n = step - skipped;
- *                    or 1 if no_bias_correction. betas is f32 [P, 2], with P as in te_op_adam
+ *                    or 1 if no_bias_correction. betas is f32 [P, 2], a row for each te_adam_tensor.place
  *   step_device      optional f32 [1]: replaces step */
 typedef struct te_op_step_numbers_args {
     te_tensor *found_inf, *skipped;

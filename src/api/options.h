@@ -106,10 +106,10 @@ typedef enum te_cp_comm {
  * Gathering and scattering go along the first dimension. Under a recipe with one scale for each tensor, the ranks
  * gather codes, and the amax must be that of all ranks. Delayed scaling reduces it over amax_group, which must contain
  * all ranks of tp_group, or over tp_group if there is no amax_group. Under a recipe with one scale for each block, the
- * ranks gather codes if each rank's rows and columns fill whole blocks (128 x 128; MXFP8 32, NVFP4 16). Otherwise they
- * gather unquantized numbers and quantize them afterwards. The bias of a row-parallel GEMM is added after the sum.
- * If te_tensor_sequence_parallel is true for a parameter, its gradient is only this rank's part of the sum:
- * te_all_reduce it before the optimizer's step.
+ * ranks gather codes if each rank's rows and columns fill whole blocks (128 x 128; MXFP8: 32, NVFP4: 16). Otherwise
+ * they gather unquantized numbers and quantize them afterwards. The bias of a row-parallel GEMM is added after the sum.
+ * If te_tensor_sequence_parallel is true for a parameter, its gradient is only this rank's part of the sum over the
+ * ranks: te_all_reduce it before the optimizer's step.
  *
  * Context parallelism. n ranks share each sequence. A sequence is divided into 2 n chunks of equal length, so it must
  * be padded to a multiple of 2 n. Rank r has chunk r and chunk 2 n - 1 - r, one behind the other, so that all ranks

@@ -17,9 +17,10 @@
  *     kernel for M % 64 == 0 and N % 128 == 0 scales it by 0, and its kernels for other shapes by 1. In all cases the
  *     tensor decodes to infinities and NaN.
  *   - te_quantize_master_weights with 128 x 128 blocks and fp32_scales, where fp8_max / amax is infinite in f32 (E4M3:
- *     an amax below 1.3166e-36): te.h takes the largest number of the weight's nominal dtype as the scale, for slices
- *     as for a whole weight. TransformerEngine takes this number for a whole weight, but FLT_MAX for slices
- *     (compute_scale.cu). So a bf16 or f16 weight gets two different scale_inv in TransformerEngine.
+ *     an amax below 1.3166e-36): te.h takes the largest number of the weight's nominal dtype as the scale, for a
+ *     rank's slice of a weight as for a whole weight. TransformerEngine takes this number for a whole weight, but
+ *     FLT_MAX for a slice (compute_scale.cu). So a bf16 or f16 weight gets two different scale_inv in
+ *     TransformerEngine.
  *   - e4m3_max_256 has an effect even without four_over_six. In TransformerEngine, NVFP4Quantizer ignores it without
  *     four_over_six, and uses 448.
  *   - NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH do nothing in te.h. In TransformerEngine they make
@@ -377,9 +378,9 @@ typedef struct te_autocast_desc {
 
 /* Opens a region in which modules quantize the operands of their GEMMs; desc may be NULL. Regions may be nested. The
  * outermost region copies the scales and histories of delayed scaling, so that te_clear_error can undo a failed step;
- * this takes one kernel launch for some thirty GEMMs. TE_ERR_INVALID for a recipe whose options exclude each other.
- * If the call fails, it opens no region, and the program must not call te_autocast_end for it. TransformerEngine:
- * autocast. */
+ * this takes one kernel launch for every thirty GEMMs or so. TE_ERR_INVALID for a recipe whose options exclude each
+ * other. If the call fails, it opens no region, and the program must not call te_autocast_end for it.
+ * TransformerEngine: autocast. */
 TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
 /* Closes the innermost region. If it is the outermost one and gradients are enabled, the delayed scales of inputs,
  * weights and outputs are updated; those of gradients are updated at the end of the backward pass. Asynchronous on
@@ -449,9 +450,9 @@ TE_API void te_quantized_clear_init_value(te_tensor *x);
 /* Moves the codes of x's row-wise copy into new_raw, which becomes the memory of this copy, so that a framework can
  * keep all parameters in one buffer. new_raw is u8 or the dtype of x's row-wise data, contiguous, and has at least as
  * many bytes as this copy; it is retained. The call works for per-tensor, block, NVFP4 and identity quantizers, and for
- * the row-wise part of hybrid ones. TE_ERR_UNSUPPORTED for MXFP8, whose column-wise copy cannot be rebuilt from its
- * row-wise copy. Kernels are fastest where new_raw begins at a multiple of 16 bytes. TransformerEngine:
- * replace_raw_data. */
+ * the row-wise part of hybrid ones. TE_ERR_UNSUPPORTED for MXFP8: once the framework has written new codes to the
+ * buffer, an MXFP8 column-wise copy could not be rebuilt from them. Kernels are fastest where new_raw begins at a
+ * multiple of 16 bytes. TransformerEngine: replace_raw_data. */
 TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw);
 
 /* This rank's slices of master weights. te_quantize_master_weights reads the lists during the call. */

@@ -52,15 +52,15 @@ typedef struct te_data_parallel_desc {
                                     * lifetime */
 } te_data_parallel_desc;
 
-/* Makes m and all modules below it one unit (DistributedDataParallel); desc NULL undoes that. First sets parameters and
- * buffers to the values of rank 0, so all ranks must call it. Errors:
+/* Makes m and all modules below it one unit (DistributedDataParallel); a NULL desc undoes that. First sets parameters
+ * and buffers to the values of rank 0, so all ranks must call it. Errors:
  *   TE_ERR_UNSUPPORTED for weights that are stored quantized: seed all ranks alike and set no_init_sync instead.
  *   TE_ERR_INVALID for a module that is a unit of te_fsdp_unit already, for a group of another context, or for a
  *   gradient_divide_factor that is negative or not finite.
  *   TE_ERR_STATE inside a graph's capture.
  * Allocates memory. Syncs if collectives of the group sync. */
 TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc);
-/* Makes m one of several units of its model (fully_shard, but only for gradients); desc NULL undoes that. Parameters
+/* Makes m one of several units of its model (fully_shard, but only for gradients); a NULL desc undoes that. Parameters
  * keep their values. The errors are those of te_data_parallel. */
 TE_API te_result te_fsdp_unit(te_module *m, const te_data_parallel_desc *desc);
 /* Writes the flags of a unit (of te_data_parallel or te_fsdp_unit) into *state, and returns true; false for any other

@@ -20,7 +20,7 @@ typedef struct te_arg {
 } te_arg;
 
 /* Lists the tensors in the args of an operation, te_op_NAME_args, including those that are NULL. The order is that of
- * the operation's documentation. Fills in out[0 .. capacity-1] and returns the number of tensors; out may be NULL.
+ * the operation's documentation. Fills in out[0 .. capacity-1] and returns the number of tensors; `out` may be NULL.
  * Runs, checks and allocates nothing. Returns 0 for an op outside of TE_OP_LIST and for args == NULL. */
 TE_API int64_t te_query_args(te_op op, const void *args, te_arg *out, int64_t capacity);
 

@@ -92,7 +92,7 @@ static te_tensor *te__context_sums(const te__context_attention *s, const te__con
 }
 
 /* Computes which packed queries or keys of rank `rank` belong to a piece. Replaces *cu by the running sums of each
- * sequence's length within the piece, and *padded by the rows at which the sequences' parts of the piece begin. */
+ * sequence's length within the piece, and *padded by the first row that each sequence has in the piece. */
 static te_result te__context_lengths(const te__context_attention *s, int rank, te_context_chunks chunks, te_tensor **cu,
                                      te_tensor **padded) {
     te_op_context_lengths_args a = TE_ZERO;
@@ -116,8 +116,8 @@ static int64_t te__context_longest(const te__context_attention *s, te_context_ch
     return padded || chunks == TE_CHUNKS_UP_TO ? longest : chunks == TE_CHUNKS_BOTH ? 2 * chunk : chunk;
 }
 
-/* Returns a view of a part of `bias`: the rows of the piece's queries, and the columns of chunk number i of the piece's
- * keys. `bias` itself has a column for each key of the whole sequences. */
+/* Returns a view of a part of `bias`: the rows of the queries of piece p, and the columns of the keys in the first
+ * (i = 0) or second (i = 1) chunk of rank p->owner. `bias` has a column for each key of a whole sequence. */
 static te_tensor *te__context_columns(const te__context_attention *s, const te__context_piece *p, te_tensor *bias,
                                       int i) {
     const int ranks = te__group_size(s->context.ring);
@@ -150,8 +150,8 @@ static te_tensor *te__context_bias_part(const te__context_attention *s, const te
     return part ? te__checked(part, te__context_bias(s, p, bias, part, false)) : NULL;
 }
 
-/* Fills in the args for the forward pass of piece number `i`, except the outputs. k and v are those of the piece's
- * owner, or those of all ranks if keys are gathered. */
+/* Fills in the args for the forward pass of piece number `i`, except the outputs. k and v are those of rank p->owner,
+ * or those of all ranks if keys are gathered. */
 static te_result te__context_open(const te__context_attention *s, const te__context_piece *p, int i, te_tensor *q,
                                   te_tensor *k, te_tensor *v, te_op_attn_fwd_args *a) {
     te_attn_rule *x = &a->rule;

@@ -122,7 +122,8 @@ TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t 
 /* ---- padding ---- */
 
 /* Checks cu_seqlens and returns a copy of it in host memory. Sets *n to the number of sequences. All sequences together
- * may have at most `tokens` tokens. The caller must free the *n + 1 numbers. NULL after an error. */
+ * may have at most `tokens` tokens. The caller must free the copy, which has *n + 1 numbers. Returns NULL after
+ * an error. */
 static int32_t *te__batch_starts(te_tensor *cu, int64_t tokens, int64_t factor, const char *who, int64_t *n) {
     te_ctx *te = cu->te;
     int32_t *host;

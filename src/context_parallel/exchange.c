@@ -5,16 +5,16 @@
  * A sequence is divided into 2 n chunks of equal length. Rank r of n has the chunks r and 2 n - 1 - r, in this order.
  * So all ranks have the same work under a causal mask. There are two exchanges:
  *
- *     heads    the ranks exchange heads for tokens (a2a). Then each rank has all tokens of its group, but only a part
- *              of the heads
+ *     heads    the ranks exchange heads for tokens (a2a). Then each rank has all tokens of its `heads` group, but
+ *              only a part of the heads
  *     ring     each rank passes keys and values to the next rank (p2p), and attends to the keys of one rank at a time.
  *              With all_gather, each rank instead gathers all keys and values at once
  *
- * If both are used, heads are exchanged first. The ranks of one `heads` group have consecutive numbers. Their chunks
+ * If both are used, heads are exchanged first. The ranks r of one `heads` group are consecutive. Their chunks
  * together are the two (longer) chunks of one rank of `ring`.
  *
- * A rank that fails still takes part in every exchange, without a tensor, so that no other rank waits. At the end all
- * ranks of a ring know whether any rank has failed. */
+ * A rank that fails still takes part in every exchange, without a tensor, so that no other rank waits for it. At the
+ * end all ranks of a ring know whether any rank has failed. */
 
 typedef struct te__context {
     te_group *heads, *ring; /* borrowed. A group that is NULL or has one rank exchanges nothing */
@@ -113,9 +113,9 @@ static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t
     int64_t shape[3] = {a, b, numel / te__max(1, a * b)};
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
 }
-/* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d], in any
- * layout. If `back` is true, does the reverse. cu[i] has the token offset of each sequence of x[i], padding
- * included. */
+/* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d]. `format`
+ * may be any layout. If `back` is true, does the reverse. cu[i] has the token offset of each sequence of x[i]; these
+ * offsets count padding, too. */
 static te_result te__context_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
                                    te_qkv_format format, bool back, te_result result) {
     const int ranks = te__group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;

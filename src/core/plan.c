@@ -96,9 +96,9 @@ static const te__kernel_file *te__code_find(int id) {
     te__mutex_unlock(&te__codes_mutex);
     return c ? &c->file : NULL;
 }
-/* Adds user code to a launch, as an option. The id is made from a hash of the text, so that different processes give a
- * compiled kernel the same name. If two texts have the same hash, the later text gets the next free id. `path` must be
- * a static string. */
+/* Adds user code to a launch, as an option whose value is the id of the code. The id is made from a hash of the text,
+ * so that different processes give a compiled kernel the same name. If two texts have the same hash, the later text
+ * gets the next free id. `path` must be a static string. */
 static te_result te__launch_code(te__plan *p, te__launch *l, const char *path, const char *text) {
     const size_t size = strlen(text) + 1;
     int id = (int)(te__hash64(text, size, 0) & 0x3fffffffu) + 16; /* te_kcheck uses the ids below 16 */

@@ -430,8 +430,8 @@ typedef struct te__rng_tracker {
     uint64_t seed, offset, first_seed;
 } te__rng_tracker;
 enum { TE__MAX_FORKS = 32 }; /* the largest number of open regions of te_rng_fork_begin */
-/* All random states of a context. Code that must restore the states later keeps a copy of this struct. Regions of
- * te_rng_fork_begin refer to a named state by its index in `tracker`. */
+/* All random states of a context. Code that must restore the states later keeps a copy of this struct. Open
+ * regions of te_rng_fork_begin refer to the named state tracker[i] by the number i + 1. */
 typedef struct te__rng_state {
     uint64_t seed, offset;         /* used in copies only: the values of te->seed and te->rng_offset */
     uint64_t own_seed, own_offset; /* the context's own random state, while a named state is used in its place */

@@ -2,9 +2,10 @@
  * on the driver, NVRTC or contexts.
  *
  * An entry is a file such as ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin. The file has a header of a
- * few lines of text, then the compiled image. The header contains the whole key. So a byte comparison of the header
- * detects a wrong or damaged entry, and `head` shows the key to a person. Entries are code that will run, so the cache
- * never uses a folder that other users can write to. */
+ * few lines of text, then the compiled image. The header contains the whole key and a digest of the image. So a byte
+ * comparison of the header with the expected header detects a wrong or damaged entry, and the shell command `head`
+ * shows the key to a person. Entries are code that will run, so the cache never uses a folder that other users can
+ * write to. */
 
 enum { TE__CACHE_FORMAT = 1, TE__CACHE_PATH = 1024, TE__CACHE_ENTRY_LIMIT = 256 << 20 };
 

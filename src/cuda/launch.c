@@ -1,5 +1,5 @@
 /* cuda/launch.c: opens and closes a context's CUDA device, runs plans, and loads kernels in a warm-up. This file may
- * use plans, functions of the driver and the stream. It must not depend on operations. */
+ * use plans, the driver's functions and the stream. It must not depend on operations. */
 
 /* ---- opening and closing ------------------------------------------------------------------------------------- */
 

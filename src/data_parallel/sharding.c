@@ -1,6 +1,6 @@
-/* data_parallel/sharding.c: units, their flags, and the gradient exchanges of a pipeline stage. A unit is a module
- * whose gradients the ranks exchange together. This file may use the module tree, groups and gradients. It must not
- * depend on what a module computes. */
+/* data_parallel/sharding.c: units, their flags (te_fsdp_state), and the gradient exchanges of a pipeline stage. A
+ * unit is a module whose gradients the ranks exchange together. This file may use the module tree, groups and
+ * gradients. It must not depend on what a module computes. */
 
 #define TE__UNIT "te.unit" /* the module attribute that holds the te__dp_unit */
 typedef struct te__dp_unit {
@@ -206,9 +206,10 @@ static bool te__units_are_deferred(const te_module *root) {
     while (d && !te__scaling_below(d->owner, root)) d = d->next;
     return d != NULL;
 }
-/* Exchanges the gradients at the end of a backward pass. If this rank has reached any unit of a model, exchanges the
- * gradients of all units of this model, because other ranks may have reached other units. If the pass has failed,
- * informs only the group of ranks of the model that the pass has run through. Only these ranks wait for this rank. */
+/* Exchanges the gradients at the end of a backward pass. If the pass has reached any unit of a model on this rank,
+ * exchanges the gradients of all units of this model, because other ranks may have reached other units. If the pass has
+ * failed, finds the model that the pass has run through, and informs the group of ranks of this model. Only these ranks
+ * wait for this rank. */
 static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result result) {
     te__dp_unit *u, *other;
     if (te->warming) return result;

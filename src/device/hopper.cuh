@@ -39,8 +39,8 @@ TE_DEV te_u32 te_cluster_rank() {
     return r;
 }
 // Waits for all threads of all blocks of the cluster. Afterwards the other blocks see mbarriers that were published by
-// te_mbar_init_done(), but may not see other writes. A default arrival would publish all writes, at the cost of a fence
-// for the whole device.
+// te_mbar_init_done(), but may not see other writes. An arrival without .relaxed would publish all writes, at the cost
+// of a fence for the whole device.
 TE_DEV void te_cluster_meet() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::

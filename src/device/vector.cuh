@@ -1,5 +1,5 @@
 // device/vector.cuh: loads and stores of 4 or 8 neighbouring elements of a row, and registers that hold elements in
-// their stored format. This file may depend on formats and on the length of an array. It must not depend on the
+// their stored format. This file may depend on formats and on the number of elements. It must not depend on the
 // operation.
 //
 // An element in such registers is converted when it is used. Until then 16-bit formats stay packed. This takes half the

@@ -149,8 +149,9 @@ static te_result te__refuse(te_group *group, te__collective kind, te_result code
  * computes no results, and ranks warm up at different times. */
 static bool te__is_alone(const te_group *group) { return !group || group->is.size == 1 || group->te->warming; }
 
-/* Checks that a collective may be called in the current capture. A capture only records work, so the group's function
- * must only queue work on the stream. Makes the graph keep the memory that each launch reads and writes. */
+/* Checks that a collective may be called in the current capture. A capture only records work, so the group's
+ * implementation of the collective must only queue work on the stream. Makes the graph keep the memory that each launch
+ * reads and writes. */
 static te_result te__group_captures(te_group *group, te__collective kind, const te_tensor *read, te_tensor *written) {
     te_ctx *te = group ? group->te : NULL;
     char what[128];
@@ -275,8 +276,9 @@ static int64_t te__line_bytes(const te_tensor *x) {
     return (int64_t)te__shape_bytes(x->dtype, x->ndim - 1, x->shape + 1);
 }
 
-/* Sets full[i] to the number of lines (te__line_numel) of x that go to rank i or come from rank i. The numbers are
- * `counts`; if `counts` is NULL, they are all equal. Checks that they add up to the number of lines of x. */
+/* Sets full[i] to the number of lines of x that go to rank i or come from rank i. A line is all elements with the same
+ * index of the first dimension. The numbers are `counts`; if `counts` is NULL, they are all equal. Checks that they add
+ * up to the number of lines of x. */
 static te_result te__want_lines(const char *name, const te_tensor *x, const char *counts_name, const int64_t *counts,
                                 int size, int64_t *full) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);

@@ -235,9 +235,10 @@ static int64_t te__packing_width(const te__packing *p) {
 }
 
 /* Makes views of the queries (unless p->keys), keys and values in x, which is [.., .., packed heads of a token]. The
- * views have no history on the tape. Queries with two strides (te__packing_spreads) are possible only in the layout
- * sbhd. Then each group is viewed as a sequence of its own: the queries are [s, b G, H / G, d], and the keys and values
- * are [s, b G, 1, d]. Returns false on failure. */
+ * views have no history on the tape. If te__packing_spreads is true, the heads of the queries have two strides: one
+ * inside a group, another between groups. This is possible only in the layout sbhd. Then each of the G groups is viewed
+ * as a sequence of its own: the queries are [s, b G, H / G, d], and the keys and values are [s, b G, 1, d]. Returns
+ * false on failure. */
 static bool te__packed_views(const te__packing *p, te_tensor *x, te_qkv_format format, te_tensor *part[3]) {
     const int leading = format == TE_THD ? 1 : 2, in_group = p->heads / p->groups;
     const int64_t d = p->head_dim, width = te__packing_width(p), of_group = p->keys ? 2 : in_group + 2;
@@ -616,9 +617,8 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
  * If p is NULL, `parts` are the separate tensors q, k and v.
  * Otherwise one tensor is packed. If p->keys is false, this is parts[0], with queries, keys and values. If p->keys is
  * true, it is parts[1], with keys and values, and parts[0] is q. The function puts views of the packed tensor into
- * `parts`, so nothing is copied. The result has all heads [.., H, d]. Queries with two strides (te__packing_spreads)
- * need a te_attn_rule that is the same for all sequences and heads, because each group of heads is viewed as a
- * sequence. */
+ * `parts`, so nothing is copied. The result has the shape [.., H, d], with all heads. If te__packing_spreads is true,
+ * each group of heads is viewed as a sequence, so the te_attn_rule must be the same for all sequences and heads. */
 static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, const te_attn_desc *desc) {
     const te__packing apart = TE_ZERO;
     te__attention_state state;

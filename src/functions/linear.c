@@ -318,7 +318,7 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
     return weight;
 }
 
-/* Returns the quantized copy of the weight:
+/* Returns the weight in quantized form:
  * - the weight itself if it is stored quantized
  * - else the cached copy, if `microbatch` is TE_MICROBATCH_LATER and the copy is still valid
  * - else a new copy */
@@ -463,8 +463,8 @@ static void te__linear_misses(const te__parallel *p, te_result result) {
         te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
 }
 
-/* Lets the ranks compare the operands of the product before its first run, or before every run in debug mode. `result`
- * is the state of this rank so far. If any rank has failed, all ranks return an error. */
+/* Lets the ranks compare the operands of the product before it runs for the first time, or before every run in debug
+ * mode. `result` is TE_OK, or the error of this rank so far. If any rank has failed, all ranks return an error. */
 static te_result te__linear_meets(const te__linear_call *c, te_result result) {
     const te__parallel *p = &c->parallel;
     char what[384] = "", x[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT];
@@ -504,8 +504,8 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
     return te__record_quantized(y->te, &node) == TE_OK ? y : NULL;
 }
 
-/* Returns a tensor for an output. If te__functions_state.place is set and has the same format and size, the result uses
- * the memory of `place`; otherwise it gets new memory. */
+/* Returns a tensor for an output. If te__functions_state.place is set and has the format and size of the output, the
+ * result uses the memory of `place`; otherwise it gets new memory. */
 static te_tensor *te__output_place(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *place = te__functions_of(te)->place;
     if (!place || place->dtype != dtype || te__shape_bytes(dtype, ndim, shape) != te_tensor_bytes(place))

@@ -1,6 +1,6 @@
 /* functions/parallel.c: matrix products that several ranks share. te__parallel describes the part of one rank. This
  * file also gathers shards of the first dimension of a tensor. A quantized shard is gathered as codes and scales. This
- * file may use groups and quantized copies. It must not depend on modules. */
+ * file may use groups of ranks and quantized tensors. It must not depend on modules. */
 
 typedef struct te__parallel {
     te_group *group; /* not owned; may be NULL until the group is set, even if `size` is above 1 */

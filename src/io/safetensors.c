@@ -472,8 +472,9 @@ static bool te__st_keep(te_safetensors *f, int index, te__st_part *to) {
     return fine;
 }
 
-/* Orders parts by descending element width, as the reference implementation does, so that each tensor is aligned to its
- * element size. Orders parts of the same width by name, so that equal content gives equal files. */
+/* Orders parts (tensors to write) by descending element width, as the reference implementation does, so that each
+ * tensor is aligned to its element size. Orders parts of the same width by name, so that equal content gives equal
+ * files. */
 static int te__st_by_width(const void *a, const void *b) {
     const te__st_part *x = (const te__st_part *)a, *y = (const te__st_part *)b;
     int wide = y->type->bits - x->type->bits;

@@ -414,7 +414,8 @@ static bool te__hf_compare(void *user, te_module *m, const char *path, te_tensor
 }
 
 /* Checks that the files have every parameter. Any other tensor must be one that the model does not need
- * (te__hf_is_spare), or one outside of the text model (te__hf_is_around). Marks the latter as TE__HF_KEPT. */
+ * (te__hf_is_spare), or one outside of the text model (te__hf_is_around). Marks tensors outside of the text model as
+ * TE__HF_KEPT. */
 static bool te__hf_check(te__hf_folder *f, const te_causal_lm_desc *d) {
     int i, k;
     for (k = 0; k < f->num_shards; k++) {

@@ -122,8 +122,8 @@ static bool te__lora_add_both(const te__lora_site *site, te_module *holder, cons
     return te__lora_add(site, holder, &a);
 }
 
-/* Returns the module that will hold the adapters: the module with the matrix product, or a new child of it if it is a
- * LayerNormMLP. On failure returns NULL and sets an error. */
+/* Returns the module that will hold the adapters of a site: site->owner or, if that is a LayerNormMLP, a new child of
+ * site->owner. On failure returns NULL and sets an error. */
 static te_module *te__lora_open_holder(const te__lora_site *site) {
     te_module *holder;
     if (site->owner->cls != &te__layernorm_mlp_class) return site->owner;

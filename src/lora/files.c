@@ -1,13 +1,13 @@
 /* lora/files.c: te_lora_save writes adapters as a folder of the peft library, with adapter_config.json and
- * adapter_model.safetensors. This file may use adapters, the parameters trained in addition, and files. It must not
- * depend on what adapters compute. */
+ * adapter_model.safetensors. This file may use adapters, the parameters of lora/trained.c, and files on disk. It must
+ * not depend on what adapters compute. */
 
 #define TE__PEFT_PREFIX "base_model.model."
 enum { TE__PEFT_NAME = TE__TREE_PATH + 64 };
 
 /* Writes to `name` the name that an adapter tensor has in the file, and returns `name`. `adapter` is "lora_A", "lora_B"
- * or TE__MAGNITUDE. `product` is the index of the GroupedLinear's group, or of the experts' Linear. Adapters of an
- * Embedding have other names than those of a Linear. The file stores lora_A of an Embedding transposed. */
+ * or TE__MAGNITUDE. `product` is the index of a group of a GroupedLinear, or of a Linear of an experts module. Adapters
+ * of an Embedding have other names than those of a Linear. The file stores lora_A of an Embedding transposed. */
 static const char *te__peft_name(const te__lora_site *s, const char *path, const char *adapter, int product,
                                  char name[TE__PEFT_NAME]) {
     const char *dot = path[0] ? "." : "";

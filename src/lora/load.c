@@ -1,6 +1,6 @@
 /* lora/load.c: te_lora_load reads a folder of the peft library (adapter_config.json, adapter_model.safetensors). This
- * file may use adapters, the parameters trained in addition, and files. It must not depend on what adapters compute.
- * The files are not trusted: the model is changed only after all names, shapes and options are checked. */
+ * file may use adapters, the parameters of lora/trained.c, and files on disk. It must not depend on what adapters
+ * compute. The files are not trusted: the model is changed only after all names, shapes and options are checked. */
 
 enum { TE__PEFT_MAX_CONFIG = 1 << 24, TE__PEFT_MAX_PATTERNS = 1000, TE__PEFT_CHUNK = 1 << 16 };
 

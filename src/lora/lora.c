@@ -1,6 +1,6 @@
-/* lora/lora.c: sites that can have adapters, and the forward passes with adapters. This file may use the module classes
- * with a weight matrix, embeddings and the module tree. It must not depend on how adapters are chosen, or on files on
- * disk.
+/* lora/lora.c: sites that can have adapters, and the forward passes with adapters. This file may use the module tree,
+ * Embedding, and the module classes that have a weight matrix. It must not depend on how adapters are chosen, or on
+ * files on disk.
  *
  * A *site* is one weight matrix of a module; in a GroupedLinear or an experts module it is all weight matrices
  * together. The module is the *owner* of the site. The adapters lora_A and lora_B are children of the site's *holder*.
@@ -39,8 +39,8 @@ static te_tensor *te__lora_cast(te_tensor *x, te_dtype dtype) {
     return x && x->dtype != dtype ? te_tensor_cast(x, dtype) : x;
 }
 
-/* Returns B(A(x) * alpha / dim), in the adapters' dtype. m has the adapters, and x is the input of the matrix
- * product that they are added to. `dropped` is true if dropout has been applied to x already. */
+/* Returns B(A(x) * alpha / dim) in the dtype of A and B, the adapters lora_A and lora_B of m. x is the input of the
+ * matrix product that the result is added to. `dropped` is true if dropout has been applied to x already. */
 static te_tensor *te__lora_product(te_module *m, const te_forward_args *args, te_tensor *x, bool dropped) {
     const te__lora *l = te__lora_of(m);
     const te_module *a = te_module_find(m, "lora_A");

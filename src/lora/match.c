@@ -277,8 +277,9 @@ static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, c
 /* ---- matching ---- */
 
 /* Finds the steps that read a character and that can be reached from step `at` without reading one. Appends them to
- * `list`, which has n entries, and returns the new number of entries. Sets *found if the step FOUND can be reached.
- * seen[i] is `now` if step i was already visited. `first` is true at the start of the text, `last` at its end. */
+ * `list`, which has n entries, and returns the new number of entries. Sets *found if TE__PATTERN_FOUND, the last step,
+ * can be reached. `now` is the number of the current place in the text; seen[i] is `now` if step i was already visited
+ * at this place. `first` is true at the start of the text, `last` at its end or before its final newline. */
 static int te__pattern_reach(te__pattern *p, int at, int *list, int n, int now, bool first, bool last, bool *found) {
     int *seen = p->places + 2 * p->n, *open = p->places + 3 * p->n, num_open = 0;
     if (seen[at] != now) open[num_open++] = at;

@@ -18,8 +18,8 @@ static bool te__values_meet(te_tensor *x, te_tensor *y) {
         }
     return x == y;
 }
-/* Finds a module other than `owner` that has a parameter which shares memory with x. Searches all trees of the context.
- * Sets *entry to the index of the parameter. Returns NULL if there is no such module. */
+/* Finds a module other than `owner` that has a parameter which shares memory with x. Searches all module trees of the
+ * context. Sets *entry to the index of the parameter. Returns NULL if there is no such module. */
 static const te_module *te__other_owner(const te_module *owner, te_tensor *x, int *entry) {
     const te__closable *c;
     for (c = owner->te->closables; c; c = c->next) {
@@ -117,8 +117,8 @@ static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tens
     }
     return TE_OK;
 }
-/* Merges the adapters of a site into the n weight matrices first .. first + n - 1. Computes all sums before it changes
- * a weight. Then sets the TE__EXPERTS_PRODUCTS tensors of `zero` to 0; `zero` may be NULL. */
+/* Merges the adapters of a site into n of its weight matrices, beginning with number `first`. Computes all new weights
+ * before it changes one. Then sets the TE__EXPERTS_PRODUCTS tensors of `zero` to 0; `zero` may be NULL. */
 static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, te_tensor *const *zero) {
     const int parts = te__lora_shape_of(s, 0).parts;
     const size_t bytes = (size_t)(n * parts) * sizeof(te_tensor *);

@@ -1,4 +1,4 @@
-/* model/attention.c: attention modules chosen by the name of a backend (te, sdpa, flex, eager). The table
+/* model/attention.c: attention modules chosen by the name of a backend ("te", "sdpa", "flex", "eager"). The table
  * te__attn_backends has one entry for each backend; the field `core` of an entry implements the attention core. This
  * file may use DotProductAttention and te_attention. It must not depend on the models that call it. */
 
@@ -68,7 +68,7 @@ static te_result te__attn_mask_ok(const te__attn_backend *b, const te_module *m,
 }
 
 /* Returns the number of keys that a query sees in window w, including its own key; -1 means all keys up to its own. In
- * te.h w.left does not count the query's own key. With upstream_windows it does, as in Automodel. */
+ * te.h w.left does not count the query's own key. With the option upstream_windows it does, as in Automodel. */
 static int64_t te__attn_window_keys(const te__attn_backend *b, const te_module *m, te_window w) {
     const bool upstream = ((const te__attn_module *)m->state)->upstream_windows;
     if (!w.on || w.left < 0 || (upstream && w.left == 0 && (b->facts & TE__ATTN_NO_WINDOW_OF_0))) return -1;
@@ -190,8 +190,8 @@ static te_tensor *te__attn_te_postprocess(te_module *m, te_tensor *x) {
 
 /* ---- sdpa ---- */
 
-/* Copies the last s_kv columns of the padding mask x [b, columns] to the host. The result is 1 for a token and 0 for
- * padding. It has b * s_kv + 1 bytes; the caller frees it by te__free. Sets *all to true if there is no padding. */
+/* Copies the last s_kv columns of the padding mask x [b, columns] to the host. The result has b * s_kv values, 1 for a
+ * token and 0 for padding. The caller frees it by te__free. Sets *all to true if there is no padding. */
 static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
     const int64_t b = x->shape[0], columns = x->shape[1];
     const size_t bytes = (size_t)te__numel(x) + 1;

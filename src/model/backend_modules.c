@@ -21,7 +21,7 @@ static te_result te__torch_linear_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te_linear(args->input, weight, te_module_parameter(m, "bias")));
 }
 /* Fills the parameters as the te_init in m->state says. The default is that of torch.nn.Linear: weight and bias are
- * uniform in +- 1 / sqrt(in), which is kaiming_uniform_ with a = sqrt(5). */
+ * uniform in +- 1 / sqrt(in_features), which is kaiming_uniform_ with a = sqrt(5). */
 static te_result te__torch_linear_reset(te_module *m) {
     const te_init *init = (const te_init *)m->state;
     te_tensor *const parameter[2] = {te_module_parameter(m, "weight"), te_module_parameter(m, "bias")};

@@ -173,9 +173,9 @@ TE_API int te_flex_block_mask_count(const te_ctx *te) {
     return n;
 }
 
-/* Returns an element mask u8 [b or 1, 1, s_q, s_kv], 1 for a masked key. The context's cache owns it. Query i sees the
- * last `keys` keys up to key i + offset, or all keys up to it if `keys` is -1. Keys that are 0 in `tokens` are masked
- * too. `tokens` is u8 [b, s_kv] on the host, 1 for a token; NULL means no padding. */
+/* Returns an element mask u8 [b or 1, 1, s_q, s_kv], 1 for a masked key. The context's cache owns the mask. Query i
+ * sees the last `keys` keys up to key i + offset, or all keys up to that key if `keys` is -1. Keys that are 0 in
+ * `tokens` are masked too. `tokens` is u8 [b, s_kv] on the host, 1 for a token; NULL means no padding. */
 static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s_kv, int64_t keys, int64_t offset,
                                    const uint8_t *tokens) {
     int64_t key[5], shape[4], i, j, s;

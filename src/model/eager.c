@@ -1,5 +1,5 @@
-/* model/eager.c: the eager backend. It computes attention as GEMM, softmax and GEMM, and keeps the scores in memory. It
- * may call raw operations, but no module.
+/* model/eager.c: the attention backend "eager". It computes attention as GEMM, softmax and GEMM, and keeps the scores
+ * in memory. It may call raw operations, but no module.
  *
  * q is [b, H, s_q, d], k [b, G, s_kv, d], v [b, G, s_kv, d_v], all contiguous. The H / G query heads of one k/v head
  * are adjacent. So each product is one grouped GEMM with b G groups of (H / G) s_q rows. */

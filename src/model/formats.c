@@ -1,6 +1,6 @@
-/* model/formats.c: chooses the tensors of a model to cast, and their dtypes. A tensor stays in f32 if its path contains
- * one of the words of te_module_set_keep_in_fp32. te_fp32_scope_open casts the whole model to f32 for some time. This
- * file may use modules and paths. It must not depend on how model/recast.c casts a tensor in place. */
+/* model/formats.c: chooses which tensors of a model are cast, and to which dtypes. A tensor stays in f32 if its path
+ * contains one of the words of te_module_set_keep_in_fp32. te_fp32_scope_open casts the whole model to f32 for some
+ * time. This file may use modules and paths. It must not depend on how model/recast.c casts a tensor in place. */
 
 /* ---- words ---- */
 
@@ -143,8 +143,9 @@ static void te__firsts_close(te__firsts *f) {
     te__free(f->te, f->item);
     memset(f, 0, sizeof(*f));
 }
-/* Collects, for each parameter of the tree m, the entry that a walk visits first. The modules of the tree must not
- * change until te__firsts_close. Returns false with an error; te__firsts_close is then not needed. */
+/* Collects, for each parameter of the tree m, the entry that a walk visits first; a shared parameter has several
+ * entries. The modules of the tree must not change until te__firsts_close. Returns false with an error;
+ * te__firsts_close is then not needed. */
 static bool te__firsts_open(te__firsts *f, const te_module *m) {
     int i, n = 0;
     memset(f, 0, sizeof(*f));
@@ -255,8 +256,8 @@ static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) 
 static te_result te__cast_run(te__cast *c, te__cast_fn visit) {
     return te__recast_run(&c->list, te__cast_walk(c, visit));
 }
-/* Warns if the model is sharded and its root has words that te_module_set_keep_in_fp32 has set with `strict` false. In
- * a sharded model these words keep no parameters in f32. */
+/* Warns if the model is sharded and te_module_set_keep_in_fp32 was called on its root with `strict` false. In a sharded
+ * model such a call keeps no parameters in f32. */
 static void te__cast_warn(const te__cast *c, const char *who) {
     const char *first = NULL;
     int n = 0;

@@ -173,8 +173,9 @@ TE_API te_result te_set_library_version(te_ctx *te, const char *version) {
     return TE_OK;
 }
 
-/* Returns true if patch i is not needed, and writes the reason to its `why`. Functions of the patch may register
- * patches, which moves the list. So the address of the list is read again after each call of such a function. */
+/* Returns true if patch i is not needed, and writes the reason to its `why`. A function of the patch may register more
+ * patches, which may move the list of patches in memory. So the address of the list is read again after each call of
+ * such a function. */
 static bool te__patch_skipped(te_ctx *te, int i) {
     const te_patch patch = te__automodel_of(te)->patches->list[i].patch;
     const char *now = te__patched_version(te__automodel_of(te)->patches);

@@ -59,9 +59,9 @@ static void te__recast_resolve(te__recast *r) {
     if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_memory);
 }
 
-/* Returns the number of items, beginning with item `first`, that are adjacent or overlap in one buffer. Sets *end to
- * the end of their bytes. These items also become adjacent in the new memory, because modules read adjacent parameters
- * as one tensor. */
+/* Returns the number of items (tensors to cast), beginning with item `first`, that are adjacent or overlap in one
+ * buffer. Sets *end to the end of their bytes. These items also become adjacent in the new memory, because modules read
+ * adjacent parameters as one tensor. */
 static int te__recast_run_of(const te__recast *r, int first, int64_t *end) {
     const te__recast_item *e = &r->item[first];
     const int64_t size = te__dtype_size(e->x->dtype);

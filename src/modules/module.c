@@ -24,8 +24,8 @@ typedef struct te__attribute {
     void (*destroy)(void *value);
 } te__attribute;
 
-/* A record of a child that was destroyed although the class of the parent needs it. The parent keeps the record. The
- * record is allocated together with the child, so that destroying the child needs no memory. */
+/* A record of a child module that was destroyed although the class of the parent needs it. The parent keeps the record.
+ * The record is allocated together with the child, so that destroying the child needs no memory. */
 typedef struct te__gone {
     struct te__gone *next;
     int64_t place; /* the position of the child among its parent's children */
@@ -170,8 +170,8 @@ static te__gone *te__gone_take(te_module *m, const char *name) {
     te__modules_of(m->te)->num_gone--;
     return x;
 }
-/* Removes m from the children of its parent. If the class of the parent runs m, m->mark moves to the parent's list
- * `gone` and records there that m is gone. */
+/* Removes m from the children of its parent. If the parent's forward calls m (m->mark is set), the mark moves to the
+ * parent's list `gone`, which lists the children that a forward misses. */
 static void te__module_leave(te_module *m) {
     te_module *parent = m->parent;
     int i = 0;

@@ -191,9 +191,9 @@ static te_module *te__module_built(te_module *m) {
     return NULL;
 }
 
-/* Returns the number of entries, from entry `first` on, that share one block of memory. Sets *bytes to the size of the
- * block. Entries share a block only if their field `stacked` is true and they have the same dtype and number of
- * dimensions. Any other entry gets a block of its own. */
+/* Returns the number of entries of m (parameters and buffers), from entry `first` on, that share one block of memory.
+ * Sets *bytes to the size of the block. Entries share a block only if their field `stacked` is true and they have the
+ * same dtype and number of dimensions. Any other entry gets a block of its own. */
 static int te__stack_of(const te_module *m, int first, size_t *bytes) {
     const te_tensor *x = m->entries[first].tensor;
     int i;

@@ -94,9 +94,9 @@ static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, 
     return TE_OK;
 }
 
-/* Runs the function again on copies of the inputs, and then runs the backward pass. If an input already has a gradient,
- * this gradient is moved to the copy before the backward pass, and moved back afterwards. This keeps the order in which
- * gradients are summed the same as without a checkpoint. */
+/* Runs the checkpointed function again on copies of the inputs, and then runs the backward pass. If an input already
+ * has a gradient, this gradient is moved to the copy before the backward pass, and moved back afterwards. This keeps
+ * the order in which gradients are summed the same as without a checkpoint. */
 static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                          te_tensor **dx, const bool *needs) {
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;

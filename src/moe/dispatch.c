@@ -1,6 +1,6 @@
 /* moe/dispatch.c: the two dispatchers. They send tokens to the ranks that have the chosen experts, and send the results
- * back. One gathers all tokens on all ranks, the other exchanges rows between ranks. This file may use groups and the
- * permutation of tokens. It must not depend on what experts compute. */
+ * back. One gathers all tokens on all ranks, the other exchanges rows between ranks. This file may use groups of ranks
+ * and the permutation of tokens. It must not depend on what experts compute. */
 
 /* State of one dispatch. Both dispatchers make a copy of each token for each of its experts, and sort the copies by
  * expert. `map` has the row of each copy after the sort. */
@@ -52,8 +52,8 @@ static te_result te__gather_tokens_backward(te_ctx *te, const void *state, te_te
     dx[0] = sum ? te__rows_of(sum, te__group_rank(d->group) * d->longest, d->tokens) : NULL;
     return dx[0] ? TE_OK : te_error_code(te);
 }
-/* Gathers the tokens x [T, N] of all ranks into [ranks * longest, N]. The rows of rank r begin at row r * longest. The
- * backward pass sums the gradients over the ranks. After an error all ranks get NULL. */
+/* Gathers the tokens x [T, N] of all ranks into [ranks * d->longest, N]. Row r * d->longest is the first row of rank r.
+ * The backward pass sums the gradients over the ranks. After an error all ranks get NULL. */
 static te_tensor *te__gather_tokens(const te__dispatch *d, te_tensor *x) {
     te_tensor *y = te__gather(d->group, te__padded_tokens(x, d->longest, 0.0));
     if (!y) return NULL;
@@ -68,8 +68,8 @@ static te_result te__sum_tokens_backward(te_ctx *te, const void *state, te_tenso
     dx[0] = te__gather(d->group, te__padded_tokens(te_tensor_contiguous(dy[0]), d->longest, 0.0));
     return dx[0] ? TE_OK : te_error_code(te);
 }
-/* Sums y [ranks * longest, N] over the ranks and returns the rows of this rank's tokens. y is NULL if this rank failed
- * to compute it. Then the rank still joins the collective, so that all ranks get an error. */
+/* Sums y [ranks * d->longest, N] over the ranks and returns the rows of this rank's tokens. y is NULL if this rank
+ * failed to compute it. Then the rank still joins the collective, so that all ranks get an error. */
 static te_tensor *te__sum_tokens(const te__dispatch *d, te_tensor *y) {
     te_tensor *sum = te__summed(d->group, y),
               *own = sum ? te__rows_of(sum, te__group_rank(d->group) * d->longest, d->tokens) : NULL;
@@ -160,7 +160,7 @@ static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
 }
 
 /* Fills *r with the rows of all experts. All experts must be on this rank. `choice` is the routing map u8 [tokens,
- * experts]. The numbers of rows stay on the device. If `weighted` is true, also fills r->probs. */
+ * experts]. The number of rows of each expert stays on the device. If `weighted` is true, also fills r->probs. */
 static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choice, bool weighted, te__expert_rows *r) {
     if (d->copies > INT32_MAX)
         return te__fail(x->te, TE_ERR_SHAPE,
@@ -307,7 +307,7 @@ static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
 }
 /* Returns the permutation that sorts the received chunks by expert. Sets d->back_order to the inverse permutation, and
  * d->back_sizes to the sizes of the sorted chunks. Adds the number of rows of each local expert e to r->host[e]. The
- * chunk from rank k for local expert e has the index k * local + e before the sort. */
+ * chunk from rank k for local expert e has the index k * d->local + e before the sort. */
 static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     te_ctx *te = d->group->te;
     const int experts = d->ranks * d->local;

@@ -202,7 +202,7 @@ static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_te
     }
     return result;
 }
-/* Adds a bias to each row i of y: the bias of the row's expert, multiplied by probs[i]. The unpermute kernel gathers
+/* Adds a bias to each row i of y: the bias of the row's expert, multiplied by r->probs[i]. The unpermute kernel gathers
  * the biases, with r->ids as row_id_map and r->probs as weights. */
 static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_tensor *bias) {
     te_op_moe_unpermute_args rows = TE_ZERO;

@@ -122,8 +122,8 @@ static te__expert_way te__experts_way(te_module *m) {
     return s->way == TE_EXPERTS_TORCH_MM || (s->way == TE_EXPERTS_GMM && s->gmm) ? TE__EXPERTS_GROUPED
                                                                                  : TE__EXPERTS_LOOP;
 }
-/* Runs the child `name` on the rows x of all experts, with their group sizes. If `bias` is not NULL, sets *bias to the
- * child's output `bias` [E, out], or to NULL if there is none. */
+/* Runs the child `name` on the rows x of all experts. The group sizes are `splits` or, if that is NULL, c->rows.sizes.
+ * If `bias` is not NULL, sets *bias to the child's output `bias` [E, out], or to NULL if there is none. */
 static te_tensor *te__experts_child(te_module *m, const te__experts_call *c, const char *name, te_tensor *x,
                                     const int64_t *splits, te_tensor **bias) {
     te_forward_args args = TE_ZERO;

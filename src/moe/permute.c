@@ -113,7 +113,7 @@ static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_
     return te__checked(y, result);
 }
 
-/* Permutes the rows of inp to `rows` new rows, as `map` says. If `probs`, [T, E] or [T, topk], is not NULL, permutes it
+/* Permutes the rows of inp to `rows` new rows, as `map` says. If `probs` ([T, E] or [T, topk]) is not NULL, permutes it
  * in the same way and sets *permuted_probs to the result. Differentiable in inp and probs. */
 static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, int64_t topk, te_tensor *pad_offsets,
                               te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
@@ -441,7 +441,7 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
 /* ---- chunks ---- */
 
 /* Returns the index map that sorts chunks of rows by `sorted_index`, or that moves each chunk by its padding in
- * `offsets`. The map has one new position for each row (topk 1). */
+ * `offsets`. The map has one new position for each row, as with topk 1. */
 static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index,
                                 const te_tensor *offsets, int64_t tokens) {
     te_op_moe_chunk_map_args args = TE_ZERO;

@@ -234,9 +234,9 @@ static bool te__dpa_packing(const te_module *m, const te_attn_call *c, const te_
     if (dim == -2) return of_token[0] == p->groups && of_token[0] * of_token[1] * p->head_dim == te__packing_width(p);
     return of_token[0] == (p->keys ? 2 : 3) && of_token[1] == p->groups && (p->keys || p->heads == p->groups);
 }
-/* Returns true if the core can read q, k and v of a call in place. A cache, context parallelism and FP8 need copies. If
- * the heads do not have one common stride (te__packing_spreads), the core views each group of query heads as a sequence
- * of its own. This works only in sbhd, and only with options that treat all sequences and heads alike. */
+/* Returns true if the core can read q, k and v of a call in place. A cache, context parallelism and FP8 need copies of
+ * them. If the heads do not have one common stride (te__packing_spreads), the core views each group of query heads as a
+ * sequence of its own. This works only in sbhd, and only with options that treat all sequences and heads alike. */
 static bool te__core_reads_packed(const te_module *m, const te_attn_call *c, const te__packing *p) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_sdpa_desc *d = &s->core.desc;
@@ -400,7 +400,7 @@ static te_tensor *te__dpa_slopes(te_module *m) {
 }
 
 /* Checks the mask of a call as TransformerEngine does. Completes the window, the lengths and the ALiBi slopes of the
- * rule. If there is a cache, writes keys and values to the cache, and sets part[1] and part[2] to the cache's
+ * rule *x. If there is a cache, writes keys and values to the cache, and sets part[1] and part[2] to the cache's
  * tensors. */
 static te_result te__dpa_masks(te_module *m, const te_attn_call *c, te_tensor *part[3], te_attn_rule *x) {
     const te_qkv_format format = te__attn_core_of(m)->desc.format;

@@ -252,8 +252,8 @@ static te_result te__sequential_children_ok(te_ctx *te, te_module *const *childr
 }
 
 /* Destroys the modules of `children` that have no parent. First links them through the field `parent`, and then
- * destroys them one after another. One pass could read a destroyed module, because `children` may list a module twice,
- * or list a module together with a module of its tree. */
+ * destroys them one after another. A single pass over `children` could read a destroyed module, because `children` may
+ * list a module twice, or list a module together with a module of its tree. */
 static void te__destroy_orphans(te_module *const *children, int n) {
     te_module end, *first = &end;
     int i;

@@ -303,10 +303,10 @@ static te_parallel_options te__child_parallel(const te_module *m, const te_paral
     return p;
 }
 
-/* Adds a projection to m, with a norm before it if `norm` is true. blocks[] has the numbers of rows of the weight for
- * queries, keys and values. A number is 0 if the projection does not make that tensor. If the three blocks are not
- * interleaved, each block is divided among the ranks separately, so that rank r has the r-th part of the heads. With
- * no_fuse_qkv_params, each block is a parameter of its own. */
+/* Adds a projection to m, with a norm before it if `norm` is true. The weight has a block of rows for each of
+ * queries, keys and values. blocks[] has the sizes of these blocks. A size is 0 if the projection does not make that
+ * tensor. If the three blocks are not interleaved, each block is divided among the ranks separately, so that rank r has
+ * the r-th part of the heads. With no_fuse_qkv_params, each block is a parameter of its own. */
 static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm,
                                const int64_t blocks[3]) {
     static const char *const parts[3] = {"query", "key", "value"};
@@ -340,7 +340,8 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
                    : te__linear_create(m->te, &l, &sharding));
 }
 /* Adds the norms of queries and keys. All heads share the parameters of a norm. If ranks divide the heads, each rank
- * computes only a part of the parameters' gradients, so the parameters are marked as sequence parallel. */
+ * computes only a part of the parameters' gradients. So te_tensor_sequence_parallel is true for them: their gradients
+ * must be summed over the ranks. */
 static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     te_norm_desc n = TE_ZERO;

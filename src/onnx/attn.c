@@ -38,9 +38,9 @@ static int te__onnx_positions(te__onnx *g, const te__onnx_rotation *r) {
     int64_t column[4] = {1, 1, 1, 1};
     int v, order[2] = {1, 0};
     column[r->batch_first ? 1 : 0] = -1;
-    if (a->positions && te__numel(r->b->positions) > r->s.second) { /* The second run has larger sizes, so b > 1. More
-                                                                     * than s positions therefore have the shape
-                                                                     * [b, s], not [s]. */
+    if (a->positions && te__numel(r->b->positions) > r->s.second) { /* More than s positions: their shape is [b, s], not
+                                                                     * [s], since b > 1 in the run with larger
+                                                                     * sizes. */
         te__onnx_pair p = te__onnx_pair_of(a->positions, r->b->positions);
         te__onnx_size shape[4];
         shape[0].first = te__numel(a->positions) / r->s.first;
@@ -86,9 +86,9 @@ static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
     v = te__onnx_squeeze(g, te__onnx_positions(g, r), 3);
     return te__onnx_2(g, "Gather", te__onnx_2(g, "Reshape", te__onnx_read(g, f, f2), te__onnx_i64s(g, 2, table)), v);
 }
-/* Returns f32 angles of shape [s or 1, b or 1, 1, half]. If batch_first, the first two dimensions are exchanged. Each
- * pair of channels has a first and a second channel. If `mate` is 0, returns the angles of the first channels,
- * otherwise those of the second channels. */
+/* Returns f32 angles of shape [s or 1, b or 1, 1, half]. If r->batch_first is true, the first two dimensions are
+ * exchanged. Each pair of channels has a first and a second channel. If `mate` is 0, returns the angles of the first
+ * channels, otherwise those of the second channels. */
 static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r, int mate) {
     const te_rope_angles *a = r->a;
     float inv_freq[TE__ROPE_MAX_HALF];

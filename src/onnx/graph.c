@@ -275,9 +275,9 @@ static int te__onnx_reduce_all(te__onnx *g, const char *op, int x) {
 /* ---- sizes that vary ----
  *
  * The module runs twice: with the caller's sizes, and with larger ones. For the second run each varying size is
- * multiplied by a different prime. A size or stride is then larger in the second run by a product of these primes. This
- * product shows which varying sizes are factors of the size or stride. The rest of the size or stride is a constant
- * factor. */
+ * multiplied by a different prime. A size or stride of the second run is then that of the first run times a product of
+ * these primes. This product shows which varying sizes are factors of the size or stride. The rest of the size or
+ * stride is a constant factor. */
 
 static te__onnx_size te__onnx_fixed(int64_t n) {
     te__onnx_size s;

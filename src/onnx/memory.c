@@ -16,8 +16,8 @@ typedef struct te__onnx_pair {
     te_tensor first, second; /* shape and memory; not owned */
 } te__onnx_pair;
 
-/* The content of a row_id_map, which sorts the copies of tokens by expert. The four vectors are items of 64-bit
- * integers (see onnx/moe.c). */
+/* The content of a row_id_map, which sorts the copies of tokens by expert. Each of the four vectors is the index
+ * of a graph item in 64-bit integers (see onnx/moe.c). */
 typedef struct te__onnx_map {
     bool is_map;
     int64_t topk; /* index map: the number of experts of each token; mask map: 0 */
@@ -440,8 +440,8 @@ static te__onnx_write *te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, in
     w->by = g->op;
     return w;
 }
-/* As te__onnx_store_as. `first` and `second` are the tensor that a call writes, in the two runs of the module. If
- * `first` is NULL, records nothing and returns NULL. */
+/* Does what te__onnx_store_as does. `first` and `second` are the tensor that a call writes, in the two runs of the
+ * module. If `first` is NULL, records nothing and returns NULL. */
 static te__onnx_write *te__onnx_store(te__onnx *g, const te_tensor *first, const te_tensor *second, int value) {
     te__onnx_pair x;
     if (!first) return NULL;

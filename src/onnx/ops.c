@@ -1,9 +1,9 @@
 /* onnx/ops.c: translates elementwise operations, norms, activations and softmax into nodes of an ONNX graph. This file
  * uses the args of operations and their formulas. It must not depend on modules.
  *
- * An emitter is a function that translates the calls of one operation. Its arguments are the args of a call in both
- * runs of the module. It adds nodes that compute the results in f32. The results are rounded to their formats when they
- * are stored. After an error no more nodes are made. */
+ * An emitter is a function that translates the calls of one operation. te_onnx_export runs the module twice, and the
+ * emitter gets the args of a call from both runs. It adds nodes that compute the results in f32. The results are
+ * rounded to their formats when they are stored. After an error no more nodes are made. */
 
 /* ---- copies and sums ---- */
 

@@ -1,5 +1,5 @@
-/* onnx/proto.c: the wire format of protobuf, and the numbers of ONNX's messages and formats. This file handles only
- * bytes. It must not depend on tensors, nor on what an operation computes.
+/* onnx/proto.c: the wire format of protobuf, and ONNX's ids of message fields and number formats. This file handles
+ * only bytes. It must not depend on tensors, nor on what an operation computes.
  *
  * A message is a sequence of fields. A field is a key (field number and wire type) and a value. The value is a varint,
  * four bytes, or a length followed by that many bytes. A message inside another message is a value of the last kind. So

@@ -6,9 +6,9 @@
  * current scaling. Otherwise the graph computes the scale from the tensor. The graph's value for a tensor of codes is
  * always the decoded numbers, so GEMMs multiply plain numbers.
  *
- * The opset of the file (TE__ONNX_OPSET) cannot express scales of blocks. If a parameter is quantized in blocks, the
- * file stores its decoded codes. If another tensor is quantized in blocks, the graph does not quantize it, and GEMMs
- * use the numbers before quantization. */
+ * The opset of the ONNX file (TE__ONNX_OPSET) cannot express scales of blocks. If a parameter is quantized in blocks,
+ * the ONNX file stores its decoded codes. If another tensor is quantized in blocks, the graph does not quantize it, and
+ * GEMMs use the numbers before quantization. */
 
 /* ---- codes with one scale per tensor ---- */
 
@@ -212,8 +212,8 @@ static te__onnx_codes te__onnx_codes_of(te_scaling scaling, const te_tensor *q, 
     return c;
 }
 
-/* Decodes codes with block scales to numbers [rows, columns], and adds them to the file as a weight. x is the weight
- * that was quantized, or the codes in which it is stored. */
+/* Decodes codes with block scales to numbers [rows, columns], and adds them to the ONNX file as a weight. x is the
+ * weight that was quantized, or the codes in which it is stored. */
 static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, int64_t rows,
                                   int64_t columns, const char *path) {
     te_ctx *te = g->te;

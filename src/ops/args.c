@@ -5,7 +5,7 @@
  * The list has one line for each operation. These parts are made from it:
  * - the common checks (te__args_check)
  * - the record of which tensors have been written (te__args_touch)
- * - the list of memory that a capture keeps, and the copy of a call that it stores (ops/record.c)
+ * - the list of memory that a capture keeps, and the copy of a call that the capture stores (ops/record.c)
  * - te_query_args and the trace hook */
 
 /* ---- the flags that the list uses ---- */

@@ -17,8 +17,7 @@ static te_result te__scale_of_amax(const te__quant_spec *spec, te_tensor *amax, 
 
 /* Fills the copies. With delayed scaling the scale is spec->scale. With current scaling it is computed from the amax of
  * x, which a group of ranks reduces first. The operation that made x may have stored this amax, in spec->x_amax or in
- * spec->amax. With spec->sizes, each group of rows has its own
- * scale. */
+ * spec->amax. If spec->sizes is set, it has the size of each group of rows, and each group has its own scale. */
 static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                  const te_tensor *noop) {
     te_ctx *te = x->te;

@@ -118,8 +118,8 @@ static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const t
                             weight->quantized->cls->form == TE__FORM_CODES ? noop : NULL);
 }
 
-/* Writes a new first value into a weight that is stored quantized. The value comes from an initialisation, a file or a
- * sum of tensors. If the weight preserves its first value, replaces that too. */
+/* Writes a new initial value into a weight that is stored quantized. The value comes from an initialisation, a file or
+ * a sum of tensors. If the weight keeps a copy of its initial value, replaces the copy, too. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
     const bool preserves = q->init_value && !weight->te->warming;

@@ -311,7 +311,7 @@ typedef struct te__quant_call {
     bool enabled;    /* false: at most amaxes are recorded (calibrating) */
     bool calibrating;
     te__slots *forward; /* the scales that the forward pass reads, and the amaxes that it writes. They belong to the
-                         * module; in the second run of a checkpointed function, to the te__snapshot of the first */
+                         * module; in the second run of a checkpointed function, to the te__snapshot of its first run */
 } te__quant_call;
 
 /* Returns a copy of *q for a tape node. It holds a reference to q->scaling; te__quant_call_drop releases it. */

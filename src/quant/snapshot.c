@@ -37,8 +37,8 @@ static void te__snapshot_free(te_ctx *te, te__snapshot *s) {
     te__free(te, s);
 }
 
-/* Keeps a reference to x if x is a leaf of the tape. Called for each input of a function in the first run of a
- * checkpoint, because this run records no tape node that would keep x. */
+/* Keeps a reference to x if x is a leaf of the tape. In the first run of a checkpointed function, this is called for
+ * each input of every function that runs, because the first run records no tape node that would keep x. */
 static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
     te__snapshot *s = te__quant_of(te)->recording;
     int i;

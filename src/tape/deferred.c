@@ -43,7 +43,7 @@ static void te__deferred_free(te_ctx *te, te__deferred *d) {
 
 typedef bool (*te__owner_fn)(const void *owner, const void *user);
 
-/* Removes from the queue the work of every owner for which of(owner, user) returns true. If `run` is true, runs this
+/* Removes from the queue the work of every owner for which `of(owner, user)` returns true. If `run` is true, runs this
  * work in order, and after a failure drops the rest. If `run` is false, drops all of it. */
 static te_result te__deferred_take(te_ctx *te, te__owner_fn of, const void *user, bool run) {
     te__deferred **at = &te->deferred;

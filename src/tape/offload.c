@@ -8,9 +8,10 @@
  *
  *     oldest | in host memory only ............ | inside the window: on the device too | newest
  *
- * Forward pass: when a node saves a buffer, its copy to the host is queued, and the buffer enters the window as the
- * newest. When the window is too large, its oldest buffers leave it. A buffer that leaves gives up its device memory
- * after its copy has run, unless other tensors hold that memory. The device waits for the copy; the host does not.
+ * Forward pass: when a node saves a buffer, its copy to the host is queued, and the buffer enters the window as its
+ * newest one. When the window is too large, its oldest buffers leave it. A buffer that leaves gives up its device
+ * memory after its copy has run, unless other tensors hold that memory. The device waits for the copy; the host does
+ * not.
  *
  * Backward pass: buffers that nodes have read leave the window, and the next older buffers are copied back to the
  * device.
@@ -59,7 +60,8 @@ static void te__offload_append(te__offload *o, te__offloaded *e) {
 }
 
 /* Puts an entry into the window, which holds the newest entries of the list. The entry must be o->newest or
- * o->inside->older. The entry takes over a reference to its buffer from the caller. */
+ * o->inside->older, the newest entry that is older than the window. The entry takes over a reference to its buffer
+ * from the caller. */
 static void te__offload_enter(te__offload *o, te__offloaded *e) {
     e->inside = true;
     o->inside_bytes += e->bytes;
@@ -225,7 +227,7 @@ static void *te__offload_pack(void *user, te_tensor *x) {
 
 /* Puts an entry into the window (the newest entries, whose buffers are in device memory too). If the saved bytes are no
  * longer in device memory, allocates a new buffer and queues the copy to it, without waiting. The entry must be
- * o->newest or o->inside->older. */
+ * o->newest or o->inside->older, the newest entry that is older than the window. */
 static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     te__buffer *b = e->buffer;
@@ -263,8 +265,8 @@ static te_result te__offload_bring_older(te_ctx *te) {
     return result;
 }
 
-/* Puts the saved bytes of x, a saved tensor or a part of it such as its scales, into device memory again, and attaches
- * the memory to x. If the old buffer was written since the bytes were saved, they get a new buffer. */
+/* Puts the saved bytes of x into device memory again, and attaches this memory to x. x is a saved tensor, or a part of
+ * one, such as its scales. If the buffer of x was written after its bytes were saved, the bytes get a new buffer. */
 static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) {
     te__offload *o = te->offload;
     te_result result;
@@ -304,7 +306,7 @@ static void te__offload_forget(void *user, void *handle) {
 /* ---- regions ---- */
 
 /* Returns te->offload, which has the list of copied buffers and two streams for the copies. Makes it on the first call.
- * Returns NULL with an error on failure. It lives as long as the context. */
+ * Returns NULL with an error on failure. te->offload lives as long as the context. */
 static te__offload *te__offload_open(te_ctx *te) {
     te__offload *o = te->offload;
     if (!o) o = te->offload = (te__offload *)te__alloc_zero(te, sizeof(te__offload));

@@ -1,4 +1,4 @@
-/* tape/tape.c: records nodes, and runs their backward functions from the last node to the first (plays them). This file
+/* tape/tape.c: records nodes, and plays them: runs their backward functions from the last node to the first. This file
  * may use tensors, and may add, copy and decode gradients. It must not depend on what a node computes. */
 
 /* Returns the variable of x. If x has none yet, makes one. Returns NULL only if memory is exhausted. */
@@ -395,7 +395,7 @@ static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
 
 /* Makes sure that no other leaf, no tensor of the caller and no tape node shares the memory of a leaf's gradient.
  * Copies a gradient whose memory is shared or strided, and decodes a quantized one. In a capture, also copies a
- * gradient from before the capture, because launches do not write it. */
+ * gradient from before the capture, because launches of the graph do not write it. */
 static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te_tensor *grad = v->grad, *own;
     te_result result;

@@ -200,8 +200,8 @@ static bool te__is_scaling_name(const char *name) {
         if (strcmp(name, te__scaling_names[i / 2][i % 2]) == 0) return true;
     return false;
 }
-/* Returns true if an entry of the file has the dtype and shape of the scaling state of module m: f32 scales [n], or an
- * f32 amax history [L, n]. The module could not use another dtype or shape. */
+/* Returns true if an entry of the file has the dtype and shape of the scaling state of module m: f32 scales of
+ * shape [n], or an f32 amax history of shape [L, n]. The module could not use another dtype or shape. */
 static bool te__is_scaling_state(const te_module *m, const char *name, const te_safetensors_entry *e) {
     const te__scaling *s = te__quant_of(m->te)->scaling;
     const bool history = te__starts_with(name, "fp8_amax_history_");

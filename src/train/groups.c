@@ -130,8 +130,8 @@ static bool te__opt_decays(const te_optimizer *opt) {
 }
 
 /* te__opt_numbers_count returns how many numbers change from step to step. te__opt_numbers writes these numbers for
- * step `step`, in the order in which a graph keeps them: learning rates [groups], bias corrections [groups, 2], and the
- * number of the step. */
+ * step `step`, in the order in which a graph keeps them: one learning rate for each group, two
+ * bias corrections for each group, and the number of the step. */
 static int te__opt_numbers_count(const te_optimizer *opt) { return 3 * opt->num_groups + 1; }
 static void te__opt_numbers(const te_optimizer *opt, int64_t step, float *out) {
     int g;

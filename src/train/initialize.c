@@ -1,7 +1,7 @@
 /* train/initialize.c: makes the states of an optimizer's parameters, and updates them when the format of a parameter
  * has changed. This file may use train/states.c. It must not depend on what a step does. */
 
-/* Returns the optimizer's entry for a parameter, or NULL. Tied weights are in the tree twice but have only one entry.
+/* Returns the optimizer's entry for a parameter, or NULL. Tied weights are in the module tree twice but have one entry.
  * The search begins at the end, because a new parameter is at the end and is looked up for each of its states. */
 static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *param) {
     int i;
@@ -165,9 +165,9 @@ static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
     return result == TE_OK && master ? te__opt_take_master(p) : result;
 }
 
-/* Replaces the remainders of a parameter by a whole f32 master with the same value. Called after a bf16 parameter was
- * cast to f32 or f16. The upper half of the master is the parameter, cast back to bf16. This is exact, except for
- * numbers outside of the range of f16. */
+/* Replaces the remainders of a parameter (the bits of its f32 master that a bf16 parameter lacks) by a whole f32 master
+ * with the same value. Called after a bf16 parameter was cast to f32 or f16. The upper half of the master is the
+ * parameter, cast back to bf16. This is exact, except for numbers outside of the range of f16. */
 static te_result te__opt_whole_master(te__opt_param *p) {
     te__opt_state *s = &p->state[TE__OPT_MASTER], whole = TE_ZERO;
     const bool written = p->behind || te__opt_is_stale(p);

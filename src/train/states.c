@@ -11,8 +11,8 @@ static te__train_state *te__train_of(const te_ctx *te) {
 static const te__room te__train_room = TE__ROOM(&te__train_slot, NULL, NULL);
 
 /* One state of a parameter. A state in f32 or bf16 holds the values themselves. A state in f16 or e4m3 holds the values
- * divided by `scale`, which is f32 [1]. A u8 state [elements, 2] holds remainders: the 16 bits of each f32 master that
- * the bf16 parameter lacks. */
+ * divided by `scale`, which is f32 [1]. A u8 state has the shape [elements, 2] and holds remainders: the 16 bits of
+ * each f32 master that the bf16 parameter lacks. */
 typedef struct te__opt_state {
     te_tensor *x, *scale; /* retained; NULL: the state has none */
     te_tensor *unit;      /* f32 [1] with the value 1, or NULL; te_optimizer_state reports it as the scale of a 16-bit
@@ -228,8 +228,8 @@ static te_result te__opt_take_master(te__opt_param *p) {
     return result;
 }
 
-/* Returns true if te.h's own operations quantize this parameter. These operations keep no reference to the tensor that
- * they read, so several parameters can share this tensor. A user's function may keep a reference. */
+/* Returns true if te.h's own operations quantize this parameter. These operations keep no reference to the f32 tensor
+ * that they quantize, so several parameters can share one such tensor. A user's function may keep a reference. */
 static bool te__opt_shares_value(const te_tensor *param) {
     te__quant_form form = param->quantized->cls->form;
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;

@@ -23,8 +23,8 @@ static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     return d;
 }
 
-/* Returns the activation and its parameters as the kernel needs them. n is the number of columns of y or dy; if the
- * activation is not gated, n is the block size too. */
+/* Returns the activation and its parameters as the kernel needs them. n is the number of columns of y or dy. The field
+ * `block` becomes glu_interleave_size, or n if the activation is not gated. */
 static te__act_rule te__act_rule_of(te_activation act, const te_activation_params *p, int64_t n) {
     te__act_rule r = TE_ZERO;
     r.block = te_activation_is_gated(act) ? p->glu_interleave_size : n;

@@ -22,7 +22,7 @@
     X(sigmoid, TE__ACT_SIGMOID(1.0f, x), s, s * (1.0f - s), "sigmoid", "")
 
 /* X(name, form, f, epilogue, one_kernel): one activation, in the order of te_activation.
- *     form        a te__act_form: how y is computed from f
+ *     form        a te__act_form: how y is computed from the nonlinearity f
  *     epilogue    TE_EPILOGUE_...: the GEMM epilogue that multiplies by f'; NONE if there is none
  *     one_kernel  1: TransformerEngine's te.ops has one kernel for the activation's backward pass and the gradient of
  *                 the bias in front of the activation (ops/fused/backward_activation_bias.py) */

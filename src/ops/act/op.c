@@ -80,7 +80,8 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
 }
 
 /* Checks *size, the field glu_interleave_size. n is the number of columns of y or dy. Replaces 0 by the default
- * max(n, 1), with which the halves do not alternate. `with` names an option that excludes interleaving, or is NULL. */
+ * max(n, 1), with which the halves of a gated input do not alternate. `with` names an option that excludes
+ * interleaving, or is NULL. */
 static te_result te__check_interleave(te_ctx *te, const char *op, te_activation act, int64_t n, int64_t *size,
                                       const char *with) {
     const int64_t given = *size, whole = te__max(n, 1);

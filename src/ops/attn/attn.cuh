@@ -72,9 +72,9 @@ struct te_attn_blocks {
     // A row of the block mask is contiguous, so the stride t.j is not used here.
     TE_DEV bool empty(int j) const { return EXTRA && row && row[j / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_EMPTY; }
 };
-// Returns the row or key at which the first tile of n rows or keys begins. Without a block mask and dropout this is
-// `begin`. Otherwise `begin` is rounded down to a multiple of n. Then each tile lies in one block of the block mask,
-// and the dropout bits of each of its rows lie in one 32-bit word.
+// Returns the row or key at which the first tile of n rows or keys begins. Without a block mask and without dropout,
+// this is `begin`. Otherwise `begin` is rounded down to a multiple of n. Then each tile lies in one block of the block
+// mask, and the dropout bits of each of its rows lie in one 32-bit word.
 TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) {
     return a.x.blocks.p || a.dropout_p > 0.0f ? begin / n * n : begin;
 }
@@ -325,9 +325,9 @@ TE_DEV float te_attn_add_sink(float sink2, float *top, float *sum) {
     *top = base;
     return shrink;
 }
-// Raises *logit, the greatest score of a head, to top2. top2 is a maximum in units of log2. The function is atomic, and
-// the order of calls does not matter. Positive floats have the same order as their bits read as integers. Negative
-// floats have the reverse order.
+// Raises *logit, the greatest score of a head, to top2 * ln 2 if that is larger. The function is atomic, and the order
+// of calls does not matter. Atomic operations on integers compare the bits of floats: positive floats have the same
+// order as their bits read as integers, and negative floats have the reverse order.
 TE_DEV void te_attn_raise(float *logit, float top2) {
     float v = top2 * TE_LN2 + 0.0f;
     if (v == -TE_INF) return;

@@ -1,6 +1,6 @@
-// ops/attn/attn_bwd_bias_put.cu: runs after attn_bwd_bias_hopper.cu, or after attn_bwd_hopper.cu with X_SUMS. It adds
-// the parts of each sum of dS in order, multiplies the result by bias_scale, and stores it as dB. A thread has one
-// element of dB.
+// ops/attn/attn_bwd_bias_put.cu: runs after attn_bwd_bias_hopper.cu, or after attn_bwd_hopper.cu with X_SUMS. For
+// each element of dB it adds the partial sums of dS in order, multiplies the result by bias_scale, and stores it. A
+// thread has one element of dB.
 //
 // Launch: grid ceil(elements / 256), block 256.
 // te:arch 90a

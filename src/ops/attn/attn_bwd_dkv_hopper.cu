@@ -83,8 +83,9 @@ static_assert(SHARED == TE__ATTN_DKV_SHARED(X_D, X_D_V), "what the host asks for
 typedef te_attn_keys<BK, BQ, BIAS != 0> te_keys;
 typedef te_attn_tiles<BK, BQ> te_tiles;
 
-// One consumer sends P^T, times the derivative of the score, to the other. This bit marks the elements that dropout
-// drops. It is the sign bit, or the lowest bit if the user's rule for scores may have a negative derivative.
+// One consumer warpgroup sends P^T, times the derivative of the score, to the other. This bit marks the elements that
+// dropout drops. It is the sign bit, since the elements are not negative. With a user's rule for scores, which may have
+// a negative derivative, it is the lowest bit.
 constexpr te_u32 MARK = MOD ? 1u : 0x80000000u;
 
 TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {

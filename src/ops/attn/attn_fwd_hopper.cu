@@ -309,9 +309,9 @@ TE_DEV float te_row_max(float x) {
     return fmaxf(x, __shfl_xor_sync(TE_ALL, x, 2));
 }
 
-// Replaces S by 2^(scale2 (S + shift - top)). `shift` is a part of ALiBi (see te_line), and without ALiBi it is not
-// added. `top` has the maxima of the thread's two rows. If this block of keys raises a maximum, the caller must
-// multiply O by `shrink`. `sum` is the thread's part of the sums of its rows.
+// Replaces S by 2^(scale2 (S + shift - top)). `shift` is the part of ALiBi that is the same for a whole row (see
+// te_line). Without ALiBi it is not added. `top` has the maxima of the thread's two rows. If this block of keys raises
+// a maximum, the caller must multiply O by `shrink`. `sum` is the thread's part of the sums of its rows.
 template <bool FIRST>
 TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2,
                        const float (&shift)[2]) {
@@ -347,8 +347,8 @@ TE_DEV void te_rescale(float (&o)[D_V / 2], const float (&by)[2]) {
 }
 
 // With X_KEYS a product A B^T adds the bias to S. This function writes what is constant in A and B. The first eight
-// elements of a row of A are 1, 1, 1, 0 ..., because B has each bias as a sum of three numbers. Elements 8 to 15 along
-// k are 0 in both operands.
+// elements of a row of A are 1, 1, 1 and five zeros, because B has each bias as a sum of three numbers. Elements 8 to
+// 15 along k are 0 in both operands.
 TE_DEV void te_start_lines(te_u32 smem) {
     const te_u32 one = te_f32x2_to_half(1.0f, 0.0f, TE_BF16);
     for (int i = threadIdx.x; i < 64; i += THREADS)

@@ -76,7 +76,7 @@ static bool te__attn_is_wide(const te__attn_kargs *a) { return te__max(a->d, a->
  * or keys for dK and dV). It reads TE__ATTN_LANES rows of the other side at a time. `mine` and `mine2` are the numbers
  * of channels of the two tensors whose rows the block owns, `theirs` and `theirs2` those of the two tensors that it
  * reads. mine2 and theirs2 may be 0. There is also a weight for each pair of rows. If heads are processed in chunks,
- * shared memory holds one chunk of one owned tensor and of one tensor that is read. */
+ * shared memory holds one chunk of one owned tensor and one chunk of one tensor that is read. */
 static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, int64_t mine2, int64_t theirs,
                                        int64_t theirs2) {
     int64_t rows, lanes;
@@ -126,8 +126,8 @@ static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool bac
 }
 
 /* Launches the kernels for the gradient of the bias and, if `sink` is true, of the softmax's offset. They use lse2 and
- * delta. `bits` is NULL unless Hopper's kernels were chosen. Addresses of tensors are not tested here, because
- * a tensor that has no memory yet has no address. */
+ * delta. `bits` is NULL unless Hopper's kernels were chosen. Addresses do not tell here which gradients are wanted,
+ * because a tensor that has no memory yet has no address. */
 static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod,
                                         const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;

@@ -7,7 +7,7 @@
 //
 // Heads of more than TE__ATTN_CHUNK channels (WIDE) are processed in chunks of channels. A product is the sum of the
 // products of its chunks. Block y of the grid writes chunk y of the result, and computes all scores for it. Shared
-// memory holds 16 rows and 32 rows of one chunk at a time.
+// memory holds one chunk of the 16 rows and one chunk of the 32 rows at a time.
 //
 // Option: X_WIDE (0, 1; if it is not defined, the kernel tests the head sizes).
 #pragma once

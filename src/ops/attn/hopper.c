@@ -180,8 +180,8 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     te__attn_bits bits;
     te__attn_table line = TE_ZERO;
     te__attn_hopper_heads(a, &d, &d_v);
-    /* With 192 channels a block has 96 keys, which may lie in two blocks of a block mask. So 256 channels are used,
-     * with 64 keys in a block. */
+    /* With 192 channels the kernel steps over 96 keys, which may lie in two blocks of a block mask. With 256 channels
+     * it steps over 64 keys, which lie in one block of the mask, because such a block has 128 keys. */
     if (a->x.blocks.dt != TE_DTYPE_NONE && d_v == 192) d = d_v = 256;
     /* Tiles of 192 rows take fewer cycles per row. But if there are few of them, more of the chip is idle. */
     waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2;
@@ -329,7 +329,7 @@ static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_k
 /* Plans the backward pass. It has three kernels: attn_bwd_rows (lse2 and delta), attn_bwd_hopper (products) and
  * attn_bwd_put (dQ from its sums). `rows` is the number of rows of lse2 and delta that attn_bwd_rows handles. With
  * dropout, heads of up to 64 channels use the kernel for 128 channels, because the kernel for 64 has no registers for
- * the bits. */
+ * dropout's bits. */
 static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
                                           te__attn_bits *bits) {
     const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);

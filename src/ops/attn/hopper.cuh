@@ -4,8 +4,9 @@
 // A matrix of 16-bit channels is in shared memory as TMA writes it: in panels of 64 channels, with rows of 128 bytes
 // and the 128-byte swizzle. If the head size is not a multiple of 64, only a part of the last panel is read.
 //
-// Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, and of v and o: 64, 96, 128, 192, 256; if the heads
-//          have fewer, the other channels are zeros), X_BLOCKS (1: there is a block mask; default 0).
+// Options: X_DT (bf16, f16), X_D (channels of q and k), X_D_V (channels of v and o), X_BLOCKS (1: there is a block
+//          mask; default 0). X_D and X_D_V are 64, 96, 128, 192 or 256. If the heads have fewer channels, the others
+//          are zeros.
 #pragma once
 #include "device/hopper.cuh"
 #include "ops/attn/attn.cuh"
@@ -211,8 +212,8 @@ template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
         return (n + 1) * BK > min(s_kv, m * BQ + hi + 1) || n * BK < m * BQ + BQ - 1 + lo || m * BQ + BQ > s_q;
     }
 };
-// Goes through the tiles of queries of a te_attn_keys, for all query heads of its group. First come all heads of the
-// last tile, then all heads of the tile before it, and so on.
+// Goes through the tiles of queries of a te_attn_keys, for all query heads that share its head of keys. First come all
+// heads of the last tile, then all heads of the tile before it, and so on.
 struct te_attn_queries {
     int first, heads, m, head, left;
     template <class KEYS> TE_DEV te_attn_queries(const te__attn_kargs &a, const KEYS &t) {
@@ -281,10 +282,11 @@ template <int PANELS> TE_DEV void te_clear_rows64(te_u32 tile, int from) {
         for (int panel = 0; panel < PANELS; panel++) te_sts16(tile + panel * 8192 + 16 * i, make_uint4(0, 0, 0, 0));
 }
 
-// Stores 64 rows of a gradient from a warpgroup's accumulators. A thread's upper row is multiplied by by[0], its lower
-// row by by[1]. A factor of 0 gives 0, even if the accumulator is NaN. The rows go through shared memory at address
-// `from` to 64 rows of the view, the first of which is `row`. Only the first `rows` of them belong to the sequence. The
-// others are written only if the tensor is not packed. `named` is the number of a named barrier for the warpgroup.
+// Stores 64 rows of a gradient from a warpgroup's accumulators. A thread's upper row is multiplied by `by[0]`, its
+// lower row by `by[1]`. A factor of 0 gives 0, even if the accumulator is NaN. The rows go through shared memory at
+// address `from` to 64 rows of the view, the first of which is `row`. Only the first `rows` of them belong to the
+// sequence. The others are written only if the tensor is not packed. `named` is the number of a named barrier for the
+// warpgroup.
 template <int N>
 TE_DEV void te_store_gradient(const float (&d)[N], const float (&by)[2], te_u32 from, const void *map,
                               const te__attn_view &view, bool packed, int d_of_head, te_i64 row, int rows, int head,

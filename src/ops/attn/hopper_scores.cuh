@@ -5,11 +5,11 @@
 // A score is scale * product + bias - slope |i + delta - j|, changed by the user's rule. S is the fragment in
 // registers. It holds scores divided by the scale, because the softmax multiplies S by scale2. So ALiBi and a bias are
 // divided by the scale before they are added. With the user's rule S holds the scores themselves. With a soft cap there
-// is neither ALiBi nor a bias: S holds the tanh, and the softmax multiplies it by the cap.
+// is neither ALiBi nor a bias. Then S holds the tanh, and the softmax multiplies it by the cap.
 //
 // Options: X_ALIBI (0, 1), X_BIAS (0 or its te_dtype), X_PAIRS (0: a bias is read element by element; 1: two adjacent
 //          elements at a time, since rows start at multiples of two; 2: as 1, and all queries share one row), X_MASK
-//          (0, 1), X_CAP (0, 1: without X_ALIBI and X_BIAS), X_MOD (attn.cuh).
+//          (0, 1), X_CAP (0, 1; 1 only if X_ALIBI and X_BIAS are 0), X_MOD (attn.cuh).
 //          Plain attention has none of them.
 #pragma once
 #include "ops/attn/hopper.cuh"
@@ -42,15 +42,16 @@ TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E 
 // tanh.
 TE_DEV float te_score_scale(const te__attn_kargs &a) { return CAP ? a.x.softcap : a.scale; }
 // If there is a soft cap, replaces products by their tanh. This runs before elements are hidden, so that a hidden
-// element stays -inf. The cap's derivative there, 1 - S^2 clamped to 0 .. 1, then becomes 0 without a test.
+// element stays -inf. The cap's derivative is 1 - S^2, clamped to 0 .. 1. For a hidden element it then becomes 0
+// without a test.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 #pragma unroll
     for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);
 }
-// If there is a soft cap, replaces a thread's products by their tanh. If `near` is true and all arguments are from -0.5
-// to 0.5, it uses a polynomial, which takes half of the operations. `near` must be false for a tile with rows or keys
-// beyond the sequence. They may belong to another sequence, and the result for a sequence must not depend on its
-// neighbours.
+// If there is a soft cap, replaces a thread's products by their tanh. If `near` is true and the arguments of all tanh
+// are from -0.5 to 0.5, it uses a polynomial, which takes half of the operations. `near` must be false for a tile with
+// rows or keys beyond the sequence. They may belong to another sequence, and the result for a sequence must not
+// depend on its neighbours.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool near) {
     static_assert(N % 16 == 0, "whole parts");
     if (!CAP) return;
@@ -218,7 +219,7 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
 //
 // The product is used only with CUDA up to 13.0. The compiler of 13.5 finds no registers for a product that takes A
 // from registers and adds to S. It then makes all products wait for each other. With newer compilers an addition to
-// each element of S takes its place, after the wait for the other products.
+// each element of S takes the place of the product, after the wait for the other products.
 struct te_line {
     enum { PRODUCT = __CUDACC_VER_MAJOR__ < 13 || (__CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0) };
     float slope, tilt, shift[2]; // shift: tilt * at, for each of the thread's two rows
@@ -253,7 +254,8 @@ struct te_line {
     }
     // Writes operand B to shared memory at address `to`. All of the `threads` threads must call this function. B has n
     // rows of eight elements. Three of the elements are the row's number, the others 0. Eight rows of zeros follow. The
-    // product has 16 elements along k. For elements 8 to 15 of row r it reads row r + 8, so at the end it reads zeros.
+    // product has 16 elements along k. For elements 8 to 15 of row r it reads row r + 8, so for the last eight rows
+    // it reads these zeros.
     TE_DEV static void columns(te_u32 to, int n, int thread, int threads) {
         for (int i = thread; i < n + 8; i += threads) {
             const float j = i < n ? (float)i : 0.0f;
@@ -336,8 +338,8 @@ TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int 
     return p;
 }
 
-// The bias with which S^T starts. In S^T a row belongs to a key. The bias is loaded one tile ahead without a
-// conversion, or read from a tile that TMA has loaded. start() converts it.
+// The bias, which S^T has as its initial value. In S^T a row belongs to a key. The bias is loaded one tile ahead
+// without a conversion, or read from a tile that TMA has loaded. start() converts it.
 template <int N> struct te_bias_columns {
     enum { SIZE = BIAS == TE_F32 ? 4 : 2, ONE = PAIRS == 2 };
     TE_DEV static te_u32 element(const char *p) {
@@ -346,7 +348,7 @@ template <int N> struct te_bias_columns {
     }
     // Loads the bias of queries i, i + 1, i + 8, i + 9, ... and keys j and j + 8. If a query or key does not exist,
     // another one is read in its place. Such elements are hidden later. Each address is computed from the one before
-    // it, because registers cannot hold all.
+    // it, because registers cannot hold all addresses.
     TE_DEV static void load(float (&s)[N], const te__attn_kargs &a, int b, int h, int i, int j) {
         const te__attn_table &t = a.x.bias;
         const te_i64 upper = SIZE * t.j * min(j, a.s_kv - 1), right = SIZE * t.j * min(j + 8, a.s_kv - 1) - upper,

@@ -214,7 +214,7 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
 #define TE__ATTN_BIAS_SHARED(d, d_v, waves) TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, TE__ATTN_BIAS_STAGES(d, d_v, waves))
 /* Shared memory of attn_fwd_hopper.cu with a bias that all queries share (X_KEYS). TE__ATTN_KEYS_BYTES is for the
  * operands of the product that adds the bias. Operand A has 64 rows of 16 bytes. Operand B has 16 bytes per key.
- * There are two stages of it, and zeros as large as one stage. Above 64 channels O takes the place of Q. */
+ * There are two stages of operand B, and zeros as large as one stage. Above 64 channels O takes the place of Q. */
 #define TE__ATTN_KEYS_BYTES(d, d_v) (1024 + 3 * 16 * TE__ATTN_FWD_KEYS(d, d_v))
 #define TE__ATTN_KEYS_SHARED(d, d_v, waves)                                                     \
     (TE__ATTN_FWD_INPUTS(d, d_v, waves) + ((d) <= 64 ? (waves) * TE__ATTN_BYTES(64, d_v) : 0) + \
@@ -244,7 +244,7 @@ typedef struct te__sparse_attn_kargs {
                           * forward pass */
     float *lse2, *delta; /* backward pass: [batch, heads, s_q], as in attn_delta.cu */
     int *cursor;         /* backward pass: [batch, chunks, s_kv]. At first an entry counts how many queries of the
-                          * chunk read the key. Later it is the position in `list` where the numbers of these queries
+                          * chunk read the key. Later it is the position in `list` where the indices of these queries
                           * are written. */
     int *start, *list;   /* backward pass: start [batch, s_kv + 1], list [batch, s_q n]. The queries that read key j are
                           * list[start[j]] to list[start[j + 1] - 1], in ascending order. */

@@ -252,8 +252,8 @@ static te_result te__attn_check_fp8(te_ctx *te, const char *op, const te_attn_fp
 }
 
 /* Checks that the starts of sequences do not descend, and that every sequence ends within `rows`. If `padded` is not
- * NULL, every sequence must end before the next one begins. `at` and `padded` are cumulative lengths without and with
- * padding, [b + 1] in host memory, or NULL. */
+ * NULL, every sequence must end before the next one begins. `at` has the b + 1 cumulative lengths without padding, and
+ * `padded` those with padding. Both are in host memory, and may be NULL. */
 static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *name, const int32_t *at,
                                        const int32_t *padded, int64_t b, bool packed, int64_t rows) {
     const int32_t *start = padded ? padded : at;
@@ -311,9 +311,9 @@ static te_result te__attn_check_lengths(te_ctx *te, const char *op, const te_op_
     for (i = 0; i < TE__ATTN_PLACES; i++) at[i] = (const int32_t *)te__data(places[i]);
     return te__attn_check_places(te, op, a, at);
 }
-/* Checks the numbers in the tensors of te__attn_places if these tensors are in a GPU's memory. For this check they are
- * copied to the host, so it is made only in debug mode. Without debug mode the kernels limit the numbers so that no row
- * is outside of its tensor. */
+/* Checks the cumulative lengths and page ids in the tensors of te__attn_places if these tensors are in a GPU's memory.
+ * For this check they are copied to the host, so it is made only in debug mode. Without debug mode the kernels limit
+ * the lengths and ids so that no row is outside of its tensor. */
 static te_result te__attn_check_on_device(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
     const te_tensor *places[TE__ATTN_PLACES];
     int32_t *at[TE__ATTN_PLACES] = {NULL, NULL, NULL, NULL, NULL};
@@ -461,9 +461,9 @@ static te__attn_table te__attn_table_of(const te_tensor *x) {
     return t;
 }
 
-/* Returns p rounded as the kernels use it. If p is below 1/64, it becomes a multiple of 2^-16. Otherwise it becomes a
- * multiple of 1/4096, which differs from p by less than 1 %. For multiples of 1/4096 the four lowest bits of
- * te__attn_threshold are 0, so a quarter of the random bits need not be drawn. */
+/* Returns dropout's probability p, rounded as the kernels use it. If p is below 1/64, it becomes a multiple of 2^-16.
+ * Otherwise it becomes a multiple of 1/4096, which differs from p by less than 1 %. For multiples of 1/4096 the four
+ * lowest of the 16 bits of te__attn_threshold are 0, so a quarter of the random bits need not be drawn. */
 static float te__attn_used_p(float p) {
     const float steps = p < 1.0f / 64.0f ? 65536.0f : 4096.0f;
     return p < 1.0f ? fminf(rintf(p * steps), steps - 1.0f) / steps : 1.0f;

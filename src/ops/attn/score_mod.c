@@ -35,8 +35,8 @@ static bool te__score_mod_knows(const te_score_mod *m, bool mask, const char *at
 
 /* Returns true if the character text[i] must be refused, because an expression with it could reach any memory. Such a
  * character assigns a value, takes or follows an address, begins a lambda, or begins a digraph (which stands for a
- * bracket). `behind` is true if an operand ends just before the character. Then * is a product, & is a bitwise and, and
- * [ begins an index. */
+ * bracket). `behind` is true if an operand ends just before the character. Then `*` is a product, `&` is a bitwise
+ * and, and `[` begins an index. */
 static bool te__score_mod_escapes(const char *text, size_t i, bool behind) {
     const char c = text[i], next = text[i + 1], last = i ? text[i - 1] : 0;
     if ((c == '*' || c == '&' || c == '[') && !behind) return true;
@@ -176,9 +176,9 @@ static bool te__score_mod_has_steps(const char *text) {
         if (strstr(text, words[i])) return true;
     return false;
 }
-/* Writes the expression of a score or of its derivative. A division by a constant, such as a / 50.0f, becomes a * (1.0f
- * / 50.0f). An exact division takes as long as ten products. The product differs from the exact quotient by at most 2
- * ulp. */
+/* Writes the expression of a score or of its derivative. A division by a constant, such as `score / 50.0f`, becomes
+ * `score * (1.0f / 50.0f)`. An exact division takes as long as ten products. The product differs from the exact
+ * quotient by at most 2 ulp. */
 static void te__score_mod_put(te__text *out, const char *text) {
     size_t i = 0;
     while (text[i]) {

@@ -1,6 +1,6 @@
 /* ops/attn/sequence.h: where the rows of a sequence lie, which keys they see, ALiBi's slopes, and what dropout keeps.
- * The host and the kernels both include this file. It may use the arguments (kargs.h). It must not depend on tensors or
- * tiles. */
+ * The host and the kernels both include this file. It may use the kernels' arguments (kargs.h). It must not depend on
+ * tensors or tiles. */
 #ifndef TE__ATTN_SEQUENCE_H
 #define TE__ATTN_SEQUENCE_H
 
@@ -33,9 +33,10 @@ TE__BOTH long long te__attn_packed_rows(int tokens, int batch) {
     return ((long long)tokens + 3) / 4 * 4 + (long long)(batch + 1) * (TE__ATTN_PAD + 4);
 }
 
-/* Returns the length of sequence b according to `cu`, and sets *first to its first row. `tokens` is the number of rows
- * of the packed tensor, and `longest` is the largest length. Nothing has checked the numbers in `cu` and `at`, so the
- * length is cut until no row lies outside of the tensor. */
+/* Returns the length of sequence b according to the cumulative lengths `cu`, and sets *first to its first row. `tokens`
+ * is the number of rows of the packed tensor, and `longest` is the largest length. `at` has the first rows of packed
+ * sequences, or is NULL. Nothing has checked `cu` and `at`, so the length is cut until no row lies outside of the
+ * tensor. */
 TE__BOTH int te__attn_extent(const int *cu, const int *at, int tokens, int packed, int longest, int b,
                              long long *first) {
     long long length = cu ? (long long)cu[b + 1] - cu[b] : longest, room = longest, start = 0;

@@ -2,8 +2,8 @@
 // order. With such a list the gradient of a key is always summed in the same order. The queries of a sequence are
 // cut into chunks. There are three launches, which differ in `step`:
 //   0  One block for each chunk. It counts in cursor[key] how often the chunk's queries name the key.
-//   1  One block for each sequence. It sets start[key] to the sum of the counts of all smaller keys. It sets each
-//      chunk's cursor[key] to the place in the list where the chunk's queries begin.
+//   1  One block for each sequence. It sets start[key] to the sum of the counts of all keys before `key`. It sets
+//      each chunk's cursor[key] to the index in `list` where the chunk's queries that read `key` begin.
 //   2  One block for each chunk. It goes through its queries in order and writes list[cursor[key]++] = the query. If a
 //      query names a key twice, the query stands in the list twice.
 //

@@ -7,8 +7,8 @@ enum { TE__BLOCK = 128 };
 /* ---- checks ---- */
 
 /* Checks the row-wise or the column-wise copy of a quantized tensor. It has codes [rows, ld] with ld >= cols. Scales of
- * 1 x 128 blocks are [blocks of cols, rows]. Scales of 128 x 128 blocks are [blocks of rows, blocks of cols]. In both,
- * the last size is rounded up to a multiple of 4, so that four neighbouring scales are 16 aligned bytes. */
+ * 1 x 128 blocks are [blocks of cols, rows]. Scales of 128 x 128 blocks are [blocks of rows, blocks of cols]. In both
+ * cases the last size is rounded up to a multiple of 4, so that four neighbouring scales are 16 aligned bytes. */
 static te_result te__block_check_copy(te_ctx *te, const char *op, const char *name, const char *scale_name,
                                       const te_tensor *q, const te_tensor *scale_inv, int64_t rows, int64_t cols,
                                       bool two_dimensional) {

@@ -1,5 +1,5 @@
 /* ops/cast/cpu.c: the reference of amax, scales, FP8 casts and transpose. Every GPU gives the same bytes as this code.
- * The division of the work depends on the shape alone. */
+ * The results do not depend on the number of threads. */
 
 /* Returns the maximum of `largest` and all |x|. A NaN counts as 0. The maximum compares bits as integers, because the
  * compiler vectorizes integer maxima. Non-negative floats have the same order as their bits. */

@@ -5,8 +5,8 @@
 //   last == 0: nothing is written
 //   row          0    1 .. length-2    length-1
 //   new value    0    the next row     last             (length 1: 0)
-//   scale = scaled_max / amax, where amax is the maximum of last and the old rows 1 .. length-1
-//   (with most_recent, amax is last alone)
+//   scale = scaled_max / amax, where amax is the maximum of `last` and the old rows 1 .. length-1
+//   (with most_recent, amax is `last`)
 //
 // Launch: block 256, whose threads share the rows of one slot; grid: one block for each slot.
 //

@@ -1,7 +1,7 @@
 /* ops/gemm/cuda.c: chooses the kernels and launches of matrix products and of grouped GEMMs. This file may make plans
  * and tensor maps. It must not use the rest of the CUDA driver.
  *
- * There are five kernels. gemv_k reads the codes of MXFP8 and NVFP4. For the other kernels, gemm_prepare first decodes
+ * Five kernels compute products. gemv_k reads the codes of MXFP8 and NVFP4. For the others, gemm_prepare first decodes
  * these codes into bf16 in the workspace. A line is a row of op(A) or a column of op(B).
  * - gemm_hopper: wgmma, sm_90a.
  * - gemm_mma: mma.sync, sm_80 and later.
@@ -153,9 +153,9 @@ static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int
     s.rows = x->k_major ? lines : a->k;
     s.columns = (x->k_major ? a->k : lines) * bytes;
     s.ld = x->ld * bytes;
-    /* If bytes are copied, rows of 512 bytes or more are padded to whole lines of the L2 cache (128 bytes), so that 128
-     * bytes of a tile's row lie in one line. Shorter rows are padded to whole sectors (32 bytes). Rows of up to 16
-     * bytes are padded to 16 bytes, since 32 bytes could be many times the length of such a row. */
+    /* If bytes are copied (not decoded), rows of 512 bytes or more are padded to whole lines of the L2 cache (128
+     * bytes), so that 128 bytes of a tile's row lie in one line. Shorter rows are padded to whole sectors (32 bytes).
+     * Rows of up to 16 bytes are padded to 16 bytes, since 32 bytes could be many times the length of such a row. */
     s.ld_out = te__round_up(s.columns, decoded ? 16 : s.columns >= 512 ? 128 : s.columns > 16 ? 32 : 16);
     if (!decoded) return s;
     s.scale = (const unsigned char *)te__data(i ? a->scale_b : a->scale_a);
@@ -333,8 +333,8 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
  * - The rows of D and aux start and end at multiples of 16 bytes, or k is split. With splits, the kernel stores partial
  *   sums to the workspace, where TMA may also write the padding behind a row.
  * - No row or column has a scale of its own.
- * - D is not f32 with dGELU.
- * - D is not 16 bits with both `accumulate` and aux. */
+ * - If the epilogue is dGELU, D is not f32.
+ * - If both `accumulate` and aux are used, D is f32. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
     bool aligned = k->splits > 1 || (te__gemm_tma_may_store(k->d, k->ldd, k->n, size) &&
@@ -452,9 +452,9 @@ static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->ar
  * gemv_mn takes at most eight lines of the short operand, and at least 64 lines of the long one.
  *
  * If A is the short operand and B has very many aligned lines, gemm_hopper takes the product, because its ring buffer
- * has more bytes in flight than the warps of a GEMV have (tests/bench/notes.md). "Very many" means that the lines times
- * the bytes of an element, divided by the number of multiprocessors, exceed a limit. If B is the short operand, most of
- * the ring buffer belongs to B and is nearly empty. Then a GEMV is faster for any number of lines. */
+ * has more bytes in flight than the warps of a GEMV have (tests/bench/notes.md). "Very many" means that the number of
+ * lines times the bytes of an element, divided by the number of multiprocessors, exceeds a limit. If B is the short
+ * operand, most of the ring buffer belongs to B and is nearly empty. Then a GEMV is faster for any number of lines. */
 static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool mn) {
     const te_op_gemm_args *a = q->args;
     const bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
@@ -580,7 +580,7 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
 
 /* Returns whether a product with unaligned operands is so small that gemm_mma finishes before gemm_hopper could start
  * after gemm_prepare. gemm_mma reads unaligned operands in place, but waits for each load. Products of 16-bit operands
- * qualify only if it loads all of k at once (k <= 32). */
+ * qualify only if gemm_mma loads all of k at once (k <= 32). */
 static bool te__gemm_is_small(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     return (te__is_fp8(q->a.dtype) || a->k <= 32) && (double)a->m * (double)a->n * (double)a->k <= 8e6;

@@ -17,7 +17,8 @@
 
 // ---- D, aux and bias: f32, f16 or bf16, known at run time ------------------------------------------------------
 // These functions have one branch for each of the three formats. In each branch the format is a constant, so the
-// functions of base.cuh and vector.cuh shrink to one case. N is 1 or 8. Eight elements start at a multiple of 16 bytes.
+// functions of base.cuh and vector.cuh shrink to one case. N is 1 or 8. If N is 8, the elements start at a
+// multiple of 16 bytes.
 
 // Loads N elements as floats. There are three branches because a loop over the formats would change the order of
 // gemv_k's loads (tests/bench/notes.md).
@@ -232,7 +233,7 @@ template <int COLS> struct te_gemm_stage {
 // ---- order of tiles -------------------------------------------------------------------------------------------------
 
 // Sets tm and tn to the tile row and tile column of tile number `tile`. Tiles are ordered in bands of eight tile rows,
-// and column by column within a band. So blocks that run at the same time share operands in the L2 cache. The numbers
+// and column by column within a band. So blocks that run at the same time share operands in the L2 cache. Tile numbers
 // have 32 bits, because 64-bit division is slow and no memory holds a D with more tiles.
 TE_DEV void te_gemm_raster(te_u32 tile, te_u32 tiles_m, te_u32 tiles_n, te_u32 &tm, te_u32 &tn) {
     te_u32 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;

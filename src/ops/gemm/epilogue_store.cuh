@@ -152,8 +152,9 @@ struct te_tma_store_path {
         __syncwarp();
     }
 
-    // Sums each column of a stored chunk over the 16 rows of this warp, and writes the sums to row_sums. A lane reads
-    // one word of each row. A word is one column of f32, or two columns of 16 bits.
+    // Sums each column of a stored chunk over the 16 rows of this warp, and writes the sums to row_sums, which
+    // has a row for each 16 rows of D. A lane reads one word of each row. A word is one column of f32, or two columns
+    // of 16 bits.
     TE_DEV void sum_columns(te_u32 buffer, int row, int col) const {
         const int first = threadIdx.x % 128 / 32 * 16, mine = D_DT == 1 ? lane : 2 * lane;
         float sum[2] = {0.0f, 0.0f};

@@ -159,7 +159,7 @@
                                    // = 4 two more, for its last two columns
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of the scales of a slab
 // The number of buffers of a warpgroup for chunks of D. With promotion and loads of aux there are 4 buffers, as with
-// PINGPONG. They leave shared memory for at least three slots for A and B.
+// PINGPONG. They leave shared memory for at least three slots (pipeline stages) of A and B.
 #define BUFFERS (TMA_OUT && (PINGPONG || (PROMOTE && STORE & 16)) ? 4 : 2)
 #define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // bytes of a warpgroup's bias
 #define OTHERS (32 + 2 * (STAGED + BUFFERS * 8 + BIASES) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots

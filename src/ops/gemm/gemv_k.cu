@@ -122,8 +122,8 @@ struct te_gemv_line {
         }
         return make_uint4(w[0], w[1], w[2], w[3]);
     }
-    // Returns the scales of the piece at element `at` in the form that the decoder needs: one scale of MXFP8, or two of
-    // NVFP4. Beyond the last scale, it returns some finite number.
+    // Returns the scales of the piece (16 bytes) at element `at` in the form that the decoder needs: one scale of
+    // MXFP8, or two of NVFP4. Beyond the last scale, it returns some finite number.
     TE_DEV uint2 scales(te_i64 at, te_i64 k) const {
         te_u32 r[2] = {0, 0};
 #pragma unroll

@@ -23,8 +23,8 @@ struct te_group_scan {
     te_i64 begin, end;           // rows, or values of k, of the lane's group
     te_i64 tiles_begin, tiles_end;
     TE_DEV te_group_scan() : before(0), tiles_before(0) {}
-    // Moves this lane on to group g. No group ends beyond `total`, and groups behind the last one are empty. If the
-    // groups divide the rows, each `bm` rows of a group have per_row tiles. If the groups divide k, each group has
+    // Moves this lane on to group g. No group ends beyond `total`, and groups behind the last one are empty. If each
+    // group has its own rows, `bm` rows have per_row tiles. If each group has its own part of k (along_k), a group has
     // per_row tiles, but an empty group has none if skip_empty is set.
     TE_DEV void next(const te__gemm_grouping &s, te_u32 g, te_i64 total, int bm, te_u32 per_row, bool skip_empty) {
         bool there = g < (te_u32)s.count;

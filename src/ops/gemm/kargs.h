@@ -43,9 +43,8 @@ typedef struct te__gemm_kargs {
     int vector; /* whether rows of D and aux start at multiples of 8 elements and of 16 bytes */
     int rows_a, columns_b; /* whether scale_a has one number for each row of D, and scale_b one for each column */
     int block;             /* te__gemm_block_kind; 0: no block scales */
-    int phase, phases, first_b; /* gemm_hopper with BLOCK = 4: row i of A has scale number phase + i * phases.
-                                 * gemm_hopper with BLOCK = 4, and gemv_k: column j of B has the scale of column
-                                 * first_b + j of the whole B (see te__gemm_has_phases) */
+    int phase, phases, first_b; /* gemm_hopper with BLOCK = 4: row i of A has the scale at index phase + i * phases
+                                 * (te__gemm_has_phases). B may be a part of a tensor that begins at column first_b */
     te__gemm_grouping groups;
 } te__gemm_kargs;
 
@@ -59,7 +58,7 @@ typedef enum te__gemm_block_kind {
 } te__gemm_block_kind;
 
 /* One operand of gemm_prepare. The kernel either moves its bytes, or decodes codes of MXFP8 or NVFP4 into bf16. Rows of
- * `out` start at multiples of 16 bytes, or of 16 bf16. */
+ * `out` start at multiples of 16 bytes, or of 16 bf16 elements if codes are decoded. */
 typedef struct te__gemm_prepare_side {
     const unsigned char *from;   /* NULL: there is nothing to do, and rows is 0 */
     const unsigned char *scale;  /* the scales of codes; else NULL */

@@ -45,8 +45,8 @@ typedef struct te__causal_mask_kargs {
     int dt, strict;
 } te__causal_mask_kargs;
 
-/* `at` is the number of a row among the rows that are checked. The function returns the position of the first element
- * of this row in the mask. It sets *i to the number of the row within its matrix. */
+/* `at` is the index of a row among the rows that are checked. The function returns the position of the first element
+ * of this row in the mask. It sets *i to the index of the row within its matrix. */
 TE__BOTH long long te__mask_row(const te__causal_mask_kargs *a, long long at, long long *i) {
     const long long matrix = a->strict ? at / a->s : at / 2, h = a->strict ? matrix % a->heads : 0,
                     b = a->strict ? matrix / a->heads : matrix;

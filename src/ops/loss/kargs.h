@@ -25,7 +25,8 @@ typedef struct te__cross_entropy_merge_kargs {
     int ranks, target_dt;
 } te__cross_entropy_merge_kargs;
 
-/* The arguments of cross_entropy_count, which counts the targets that are in 0 .. v-1 and not ignored. */
+/* The arguments of cross_entropy_count, which counts the targets that are ids of the vocabulary (0 .. v - 1)
+ * and not ignored. */
 typedef struct te__cross_entropy_count_kargs {
     const void *target; /* [m] */
     float *count;       /* [1] */

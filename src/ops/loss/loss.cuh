@@ -1,5 +1,5 @@
-// ops/loss/loss.cuh: functions for one row of logits. They find the part that can be read in vectors, and whether the
-// target is ignored. They compute the loss from the sums of the row.
+// ops/loss/loss.cuh: functions for one row of logits. They find the part of the row that can be read in vectors,
+// and whether the target is ignored. They compute the loss from the sums of the row.
 #pragma once
 #include "device/outside.cuh"
 

@@ -4,8 +4,8 @@
 //   block b     sorts the bucket of ids from b * bucket on. It reads all ids, some of them twice.
 //   warp w      reads the w-th of 32 equal stretches of the tokens.
 //
-//   pass 1      Counts the tokens of id i in stretch w: place[w][i]. `below` counts the tokens of smaller ids; their
-//               number is where this bucket begins.
+//   pass 1      Counts the tokens of id i in stretch w: place[w][i]. `below` counts the tokens whose ids are
+//               smaller than those of the bucket; their number is where the bucket begins.
 //   between     Turns each count into the position of the first token of id i in stretch w. Positions are ordered by
 //               id, then by stretch.
 //   pass 2      Writes each token to its position. match_any ranks equal ids among 32 tokens of a warp. Of the first

@@ -62,7 +62,7 @@ typedef struct te__moe_chunk_map_kargs {
 } te__moe_chunk_map_kargs;
 
 /* The arguments of moe_invert and moe_gather. moe_invert inverts the map: source[row] becomes token * copies + place,
- * where `place` is the number of the copy among the token's possible copies. Rows without a copy keep the -1 that was
+ * where `place` is the index of the copy among the token's possible copies. Rows without a copy keep the -1 that was
  * written before. moe_gather moves rows by `source`. */
 typedef struct te__moe_rows_kargs {
     const int *map;

@@ -1,5 +1,5 @@
-// ops/moe/moe_router_bwd.cu: the kernel of te_op_moe_router_bwd. It computes dx, the gradient of the logits, from g,
-// the gradient of the probabilities, and from the experts that the forward pass chose. The scores s are computed again.
+// ops/moe/moe_router_bwd.cu: the kernel of te_op_moe_router_bwd. It computes dx (the gradient of the logits) from g
+// (the gradient of the probabilities) and the experts that the forward pass chose. The scores s are computed again.
 //
 //   normalised      y = s / sum s (s includes the bias if `biased`):  ds = g / sum s - (sum g s) / (sum s)^2
 //   not normalised  ds = g. In both cases, ds is 0 for experts that were not chosen.

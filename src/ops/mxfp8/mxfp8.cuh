@@ -1,5 +1,6 @@
-// ops/mxfp8/mxfp8.cuh: says which elements each thread has in a block's tile of 32 rows and 256 columns. Both casts use
-// it. A group is the 32 elements of one scale. This file may use lanes and warps. It must not depend on formats.
+// ops/mxfp8/mxfp8.cuh: says which elements each thread has in a block's tile of 32 rows and 256 columns. mxfp8_quantize
+// and mxfp8_dequantize use it. A group is the 32 elements of one scale. This file may use lanes and warps. It must not
+// depend on formats.
 //
 //                256 columns: 8 a lane
 //            +----+----+----+----+-  -+----+----+

@@ -42,7 +42,7 @@ TE_DEV float te_mx_half(te_u32 pair, int high, int dt) {
 }
 
 // te_mx_rows_most computes the maximum of |x| over each of the thread's rows, and te_mx_columns_most over each of its
-// columns. The maxima start at 0, so none becomes NaN. Elements of 16 bits are compared two at a time, packed.
+// columns. The maxima start at 0 and ignore NaN, so none becomes NaN. Elements of 16 bits are compared two at a time.
 TE_DEV void te_mx_rows_most(const te_raw<TE_ANY> w[4], int dt, float most[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {

@@ -1,8 +1,8 @@
 /* ops/norm/cuda.c: chooses the kernels and launches of LayerNorm and RMSNorm. This file may make plans. It must not
  * call the CUDA driver. */
 
-/* Returns the number of threads in a block of the general kernels, which do not hold a row in registers: one for every
- * four elements of a row, so that short rows get small blocks. */
+/* Returns the number of threads in a block of the general kernels, which do not hold a row in registers. There is one
+ * thread for every four elements of a row, in whole warps and up to 512, so that short rows get small blocks. */
 static int te__norm_threads(int64_t n) { return (int)te__min(512, te__max(32, te__round_up(te__div_up(n, 4), 32))); }
 
 /* How norm_fwd and norm_bwd hold a row in registers: in `warps` warps, with `chunks` vectors of 8 elements in each
@@ -12,9 +12,9 @@ typedef struct te__norm_tiling {
     bool full; /* the row fills the vectors of all threads */
 } te__norm_tiling;
 
-/* Returns the tiling with the fewest warps that holds a row with at most `most` vectors in each thread. It takes up to
- * twice as many warps if all their threads then have the same number of vectors. Sets `warps` to 0 if no tiling holds
- * the row. */
+/* Returns the tiling with the fewest warps that holds a row with at most `most` vectors in each thread. Returns
+ * a tiling with up to twice as many warps instead if all their threads then have the same number of vectors. Sets
+ * `warps` to 0 if no tiling holds the row. */
 static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     te__norm_tiling t = TE_ZERO;
     int w, fewest = (int)te__max(1, te__div_up(vectors, 32 * most));
@@ -141,9 +141,9 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
     return p->result;
 }
 
-/* How norm_bwd runs, in addition to its tiling. `groups` is the number of rows that a block has at once, and `stages`
- * the number of rows that are in flight. sums_shared says that the sums over rows are in shared memory, not in
- * registers. */
+/* How norm_bwd runs, in addition to its tiling. A block has `groups` groups of warps. Each group works on one row at
+ * a time, and has up to `stages` rows in flight. `sums_shared` says that the sums over rows are in shared memory, not
+ * in registers. */
 typedef struct te__norm_bwd_tiling {
     te__norm_tiling row;
     int groups, stages;

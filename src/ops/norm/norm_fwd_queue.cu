@@ -53,7 +53,8 @@ struct te_norm_feed {
         if (left == 0 && row < (int)a.m) {
             int unit = taken < a.own ? (int)(blockIdx.x + taken * gridDim.x) : (int)(a.own * gridDim.x + granted);
             row = min(unit * a.unit, (int)a.m), left = a.unit, taken++;
-            // A block increments the counter when it takes the last of its own units, and again for each later unit.
+            // The first a.own units (of a.unit rows each) that a block takes are its own. The block increments the
+            // counter when it takes the last of them, and again for each later unit.
             // After `questions` increments by all blocks together, the counter is 0 again.
             if (taken >= a.own && row < (int)a.m) granted = atomicInc(a.counter, (te_u32)a.questions - 1);
         }

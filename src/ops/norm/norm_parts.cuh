@@ -1,8 +1,8 @@
 // ops/norm/norm_parts.cuh: computes dgamma and dbeta from the rows of norm_bwd's partial sums. Every kernel that
 // includes this file adds up the partial sums in the same order. This file may use te__norm_bwd_sum_kargs.
 //
-//   A unit is 32 V neighbouring columns; a lane has V of them. There are 16 shares: share w adds the rows w, w + 16,
-//   w + 32 ... Then the shares are added in the order of w.
+//   A unit is 32 V neighbouring columns; a lane has V (1 or 4) of them. There are 16 shares: share w adds the rows
+//   w, w + 16, w + 32 ... Then the shares are added in the order of w.
 #pragma once
 #include "device/base.cuh"
 #include "ops/norm/kargs.h"

@@ -200,7 +200,8 @@ static float te__nvfp4_tile_sum(float e[16]) {
     return e[0];
 }
 /* Returns the scale of 16 elements (rows = 1), or of a 16 x 16 tile (rows = 16). Row i of the tile becomes block number
- * `block` + i * `stride` of the codes, which selects its random bytes. `amax` is the amax of the tensor. */
+ * `block` + i * `stride` of the codes. This number selects the random bytes of the row. `amax` is the amax of the
+ * tensor. */
 static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v, int rows, float amax, uint64_t block,
                                 uint64_t stride) {
     float largest = te__nvfp4_largest(v[0], 16 * rows, 0.0f),
@@ -269,8 +270,8 @@ static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const f
         c->scale[te__nvfp4_scale_at(i, j, c->groups, c->swizzled)] = i < c->rows ? d : 0;
 }
 /* Writes the 16 x 16 tile of a copy at row 16 * strip and column 16 * group. The rows of v are the rows of the
- * copy. `amax` holds one number for all rows. With per_row it holds one for each row of the copy, and with by_group one
- * for each group of rows of x. */
+ * copy. With `per_row`, `amax` has one number for each row of the copy. If by_group->of_row is set, it has one for
+ * each group of rows of x. Otherwise it has one number for all rows. */
 static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t group, te__nvfp4_tile v,
                                const float *amax, bool per_row, const te__nvfp4_row_groups *by_group, bool turned,
                                bool two) {

@@ -206,7 +206,7 @@ TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[
     return best;
 }
 // Returns the codes of one block of 16 elements, and writes its scale to *scale. `amax` is the result of te_nvfp4_amax.
-// `tile` says that the block is part of a 16 x 16 tile, which has the scale tile_code. `block` is the number of the
+// `tile` says that the block is part of a 16 x 16 tile, which has the scale `tile_code`. `block` is the index of the
 // block in the row-wise or column-wise copy. `multipliers` is NULL, or has the multiplier for each of the 128 possible
 // block scales.
 TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s,

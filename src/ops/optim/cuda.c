@@ -9,8 +9,8 @@ typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__ad
                                      ? 1
                                      : -1];
 
-/* Returns true if entry i needs a new launch. All entries of a launch have the same numbers (learning rate, betas, eps,
- * weight decay) and the same place in the device tables of such numbers. */
+/* Returns true if tensor i needs a new launch. All tensors of a launch have the same numbers (learning rate, betas,
+ * eps, weight decay) and the same place in the device tables of such numbers. */
 static bool te__adam_turns(const te_op_adam_args *a, int i) {
     const te_adam_tensor *t = &a->tensors[i], *before = t - 1;
     if (i == 0) return false;

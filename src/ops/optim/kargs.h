@@ -1,5 +1,6 @@
 /* ops/optim/kargs.h: the arguments of the multi-tensor kernels. They are tables of tensors, passed by value. The host's
- * compiler and the kernels' compiler both read this file. So it has plain structs only, of at most 4,000 bytes each.
+ * compiler and the kernels' compiler both read this file. So it has plain structs only. Each has at most
+ * 4,000 bytes, since kernel arguments are limited to 4,096.
  *
  * The work of a launch is cut into chunks of TE__*_CHUNK elements. Chunk c belongs to the last tensor i with first[i]
  * <= c. */
@@ -119,7 +120,7 @@ typedef struct te__multi_scale_kargs {
 } te__multi_scale_kargs;
 
 /* Arguments of step_numbers. It has one block, whose threads compute 2 * places bias corrections: one of beta1 and one
- * of beta2 for each of the `places` entries of `betas` and bias_correction. */
+ * of beta2 for each of the `places` pairs in `betas` and in `bias_correction`. */
 typedef struct te__step_numbers_kargs {
     float *found_inf, *skipped;       /* [1]; found_inf may be NULL */
     const float *step_device, *betas; /* [1], [2 * places]; or NULL */

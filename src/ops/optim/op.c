@@ -47,7 +47,7 @@ static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *
     return TE_OK;
 }
 
-/* te__adam_numbers_of and te__sgd_numbers_of return the hyperparameters of entry i. An entry uses its own
+/* te__adam_numbers_of and te__sgd_numbers_of return the hyperparameters of tensor i. A tensor uses its own
  * hyperparameters if own_numbers is set. Otherwise it uses those in `a`. */
 static te_adam_numbers te__adam_numbers_of(const te_op_adam_args *a, int i) {
     te_adam_numbers n;

@@ -5,7 +5,7 @@
  * packed [T, H, d]. A call runs three functions, which can also be called one by one. te_preprocess_args_for_attn turns
  * the layout and the masks into those of the backend. te_attn_compute computes attention.
  * te_postprocess_output_for_attn turns the layout back. te_attn_forward runs all three, and so does te_forward_with,
- * which reads input, key, value and te_attn_call.
+ * which reads the fields `input`, `key`, `value` and `attention` of te_forward_args.
  *
  *     te     the module is a DotProductAttention, which reads the model's layout. It supports packed sequences and
  *            softmax_offset
@@ -111,11 +111,12 @@ typedef struct te_attn_args {
  * innermost scope.
  *
  * The backend "te" looks for attention_mask, then for cu_seqlens, then for cu_seqlens_q with cu_seqlens_kv, and uses
- * the first that is given. If none is given, it uses the module's own mask. The backends "sdpa" and "eager" copy an
- * attention_mask of two dimensions to the host, which waits for the device. They ignore a mask without padding. With
- * padding or a window they make a mask with one element per score, aligned at the bottom right: the last query sees
- * keys up to the last key. The context keeps the last four such masks, until the last module with the backend "sdpa",
- * "flex" or "eager" is destroyed. Inside a graph's capture, a call that would copy the mask to the host fails.
+ * the first that is given. If none is given, `is_causal` or the module's attn_mask_type decides. The backends "sdpa"
+ * and "eager" copy an attention_mask of two dimensions to the host, which waits for the device. They ignore a mask
+ * without padding. With padding or a window they make a mask with one element per score, aligned at the bottom right:
+ * the last query sees keys up to the last key. The context keeps the last four such masks, until the last module with
+ * the backend "sdpa", "flex" or "eager" is destroyed. Inside a graph's capture, a call that would copy the mask to the
+ * host fails.
  * Source: preprocess_args_and_kwargs_for_attn. */
 TE_API te_result te_preprocess_args_for_attn(te_module *m, const te_attn_inputs *in, te_attn_args *out);
 /* Computes attention. The result is [b, s_q, H d_v] or [T, H d_v] for te, as in DotProductAttention, and [b, H, s_q,
@@ -132,10 +133,10 @@ TE_API te_tensor *te_attn_forward(te_module *m, const te_attn_inputs *in);
 /* Returns the block mask of the backend "flex" for causal attention: u8 [1, 1, ceil(s_q / 128), ceil(s_kv / 128)], the
  * same for all b sequences and all heads. window_keys is the number of keys in the window, the query's own included; -1
  * means no window. The first call makes the mask; the context keeps it for later calls with the same arguments. The
- * context keeps at most 64 masks. If there are 64, a new mask replaces the oldest. All masks are released when the last
- * module with the backend "sdpa", "flex" or "eager" is destroyed; until then the result is borrowed. NULL on failure.
- * Making a mask copies from host memory, which a graph's capture refuses: call this function once before the
- * capture. */
+ * context keeps at most 64 masks. If there are 64, a new mask replaces the oldest, which is released. All masks are
+ * released when the last module with the backend "sdpa", "flex" or "eager" is destroyed. The result is borrowed until
+ * its release. NULL on failure. Making a mask copies from host memory, which a graph's capture refuses: call this
+ * function once before the capture. */
 TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b, int64_t heads, int64_t s_q,
                                      int64_t s_kv);
 /* Returns the number of masks that the context keeps for te_flex_block_mask. */

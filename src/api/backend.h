@@ -162,7 +162,7 @@ TE_API size_t te_backend_config_print(const te_backend_config *config, char *buf
  * "experts" or "dispatcher". Errors as te_backend_config_parse. */
 TE_API te_result te_backend_parse(te_ctx *te, const char *field, const char *name, int *value);
 /* Returns the name of `value` (static string). `field` is one of the fields that te_backend_parse takes. Returns
- * "default" for 0, unless 0 has a name of its own in that field. Returns "?" for a value outside the field's list, and
+ * "default" for 0, unless 0 has a name of its own in that field. Returns "?" for a value outside the field's enum, and
  * for any other field. */
 TE_API const char *te_backend_name(const char *field, int value);
 

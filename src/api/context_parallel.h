@@ -19,7 +19,7 @@ typedef struct te_cp_batch {
 } te_cp_batch;
 
 /* Returns this rank's tokens of x: [.., s / n, ..] with n ranks. x [.., s, ..] is the whole batch, on every rank. NULL
- * with TE_ERR_SHAPE if 2 n does not divide the number of tokens. If 2 n does not divide the length of a sequence in
+ * with TE_ERR_SHAPE if 2 n does not divide the number of tokens s. If 2 n does not divide the length of a sequence in
  * cu_seqlens_padded, the call fails on the CPU. On a GPU the call does not notice such a length, and its result is
  * wrong. Source: transformer_engine.pytorch, get_batch_on_this_cp_rank, which takes TE_THD alone. */
 TE_API te_tensor *te_get_batch_on_this_cp_rank(te_tensor *x, const te_cp_batch *batch);

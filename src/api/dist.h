@@ -57,8 +57,8 @@ typedef struct te_group_desc {
 
     /* Sends a block of lines of x [sum of send_counts, ...] to each rank, in rank order, and receives a block from each
      * rank into out [sum of recv_counts, ...]. A line is the part of a tensor at one index of its first dimension.
-     * send_counts and recv_counts have `size` numbers of lines each, and are never NULL. x and out do not overlap; any
-     * format. */
+     * send_counts and recv_counts have one number of lines for each rank, and are never NULL. `x` and `out` do not
+     * overlap; any format. */
     te_result (*all_to_all)(void *user, te_ctx *te, const te_tensor *x, const int64_t *send_counts, te_tensor *out,
                             const int64_t *recv_counts);
     /* Sends x to the rank with number `to`. That rank receives tensors in the order in which they were sent. */

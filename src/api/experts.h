@@ -128,8 +128,8 @@ typedef struct te_moe_backend {
  * buffer e_score_correction_bias affects which experts are chosen, but not their weights. Parameters: weight [E, dim],
  * bias [E]; buffer: e_score_correction_bias f32 [E]. Owned by the caller. In training with aux_loss_coeff, the
  * auxiliary loss is L = sum over experts e of f_e P_e. f_e = load_e E / (K max(N, 1)), where load_e is the number of
- * tokens of expert e, K the number of experts per token, and N the number of all tokens without padding. P_e is the
- * sum over all tokens of their score for e, divided by max(N, 1). Loads, N and scores include all ranks of cp_group
+ * tokens of expert e, K the number of experts per token, and N the number of tokens that are not padding. P_e is the
+ * sum over these N tokens of their score for e, divided by max(N, 1). Loads, N and scores include all ranks of cp_group
  * (borrowed; may be NULL). The backward pass of the router weights adds the gradient of L (te_set_moe_aux_loss_scale).
  * TE_ERR_INVALID for gate_bias_update_factor with no_train_gate. Source: nemo_automodel.components.moe.layers.Gate. */
 TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dtype gate_precision, te_group *cp_group);
@@ -152,8 +152,9 @@ TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale);
  * token t is the expert with number skip + (t K + j) mod (E - skip), with weight 1 / K; skip is skip_first_n_experts, 0
  * to E - 1. With noise n > 0, each token takes the K experts with the largest u + 0.1 n z. The number u is uniform,
  * drawn for each token and expert; z is from N(0, 1), drawn once for each expert. The weights are (1 - n) / K + n v /
- * sum(v), with v uniform, drawn for each of the token's K experts. The seed of these numbers is made from x's first
- * four elements, so equal inputs give equal choices. The host waits for these elements. Weights are in x's format.
+ * sum(v), with v uniform, drawn for each of the token's K experts. The seed of these numbers is made from the first
+ * four elements of the input, so equal inputs give equal choices. The host waits for these elements. Weights are in
+ * the input's format.
  * The module has no parameters and does not read attention_mask. Owned by the caller. Source:
  * nemo_automodel.components.moe.layers.FakeBalancedGate. */
 TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts,
@@ -197,8 +198,8 @@ typedef enum te_experts_tensor {
 /* Returns the tensor's name, for instance "gate_and_up_projs"; "?" for a value outside the enum. Static string. */
 TE_API const char *te_experts_tensor_name(te_experts_tensor which);
 /* Returns one stacked tensor of m, which is an expert module or an MoE, in the layout of GroupedExperts. It is the
- * parameter itself (borrowed). For GroupedExpertsTE it is a copy in the innermost scope, and no gradient flows through
- * it. NULL without an error if there is no such bias; NULL with TE_ERR_INVALID if m has no experts. */
+ * parameter itself (borrowed), except for GroupedExpertsTE: there it is a copy in the innermost scope, and no gradient
+ * flows through it. NULL without an error if there is no such bias; NULL with TE_ERR_INVALID if m has no experts. */
 TE_API te_tensor *te_experts_get(te_module *m, te_experts_tensor which);
 /* Copies `value` into the parameters. `value` has the layout of te_experts_get and any float format. If it is NULL,
  * nothing changes. */

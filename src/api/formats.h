@@ -1,6 +1,6 @@
-/* api/formats.h: the number formats of whole models, as in nemo_automodel.components.models.common.utils. Its functions
- * cast a model, keep some tensors in f32, hold a model in f32 for a while, cast frozen parts to the compute format, and
- * compute the logits of a language model.
+/* api/formats.h: the number formats of whole models, as in nemo_automodel.components.models.common.utils. The
+ * functions of this file cast a model, keep some tensors in f32, hold a model in f32 for a while, cast frozen parts to
+ * the compute format, and compute the logits of a language model.
  *
  *     te_module_set_keep_in_fp32(model, (const char *[]){"norm", "inv_freq"}, 2, false);
  *     te_cast_model_to_dtype(model, NULL);   bf16, except tensors with one of these words in their path

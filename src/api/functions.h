@@ -9,7 +9,7 @@
 TE_API te_tensor *te_add(te_tensor *x, te_tensor *y);
 /* Returns x * y in x's shape and format, rounded once from f32. For x [.., N], y has the shape of x, or has one number
  * for each row of x: [..] or [.., 1]. y may have another format. If y has one number for each row, the gradient
- * of this number is the sum over the row of x times the result's gradient. */
+ * of this number is the dot product of the row of x and the same row of the result's gradient. */
 TE_API te_tensor *te_mul(te_tensor *x, te_tensor *y);
 /* Returns x * factor. */
 TE_API te_tensor *te_scale(te_tensor *x, float factor);

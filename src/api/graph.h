@@ -71,7 +71,7 @@ typedef struct te_graphed_desc {
  *
  * A call must have the shapes, formats and options of the sample. It must be outside of autocast regions, or in a
  * region like desc->autocast, which is part of the graphs. The gradient of an input is computed if the tensor in the
- * sample required a gradient. In evaluation, without gradients, under te_checkpoint and in other captures the
+ * sample required a gradient. In evaluation, with gradients disabled, under te_checkpoint and in other captures the
  * module runs without its graphs. The graphs keep the activations of one call, so its te_backward must come before the
  * next te_forward. TE_ERR_STATE if te_step_set_is_first_microbatch has set another value than at the capture, or
  * if a parameter that was frozen at the capture now requires a gradient.

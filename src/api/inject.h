@@ -146,9 +146,9 @@ typedef struct te_make_te_sdpa_desc {
  *     any other mask, with or without is_causal             causal attention, with the window of the mask
  *     is_causal                                             causal attention, with window_size
  *     any other call                                        attention to all keys, without a window
- * If keys and values have more than num_kv_heads heads and enable_gqa is false, they are taken as repeated heads: with
- * n * num_kv_heads heads, attn_module gets heads 0, n, 2n and so on. If the numbers of heads then do not fit
- * attn_module, desc->original computes the call. The caller owns the result and must call te_sdpa_patch_destroy.
+ * If keys and values have more than num_kv_heads heads and enable_gqa is false, the call assumes that each head was
+ * repeated: with n * num_kv_heads heads, attn_module gets heads 0, n, 2n and so on. If the numbers of heads then do not
+ * fit attn_module, desc->original computes the call. The caller owns the result and must call te_sdpa_patch_destroy.
  * TE_ERR_INVALID if attn_module is NULL, and if AUTOMODEL_TE_STATS_EVERY is not a whole number. Source:
  * _make_te_sdpa. */
 TE_API te_sdpa_patch *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc);
@@ -219,8 +219,8 @@ TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc);
  * forward is replaced. DotProductAttention takes the child's mask, window, scale, softmax type and dropout.
  *
  * Any other module gets a forward function around the one that it has. While this function runs,
- * te_scaled_dot_product_attention calls te_sdpa_patch_call. Its fallback, te_make_te_sdpa_desc.original, is the
- * function that te_scaled_dot_product_attention would have called at the time of the injection. (The user pointer of
+ * te_scaled_dot_product_attention calls te_sdpa_patch_call. The fallback of te_sdpa_patch_call is the function that
+ * te_scaled_dot_product_attention would have called at the time of the injection. (The user pointer of
  * that function is borrowed until te_restore_attention, or until the module is destroyed.) If the module's forward does
  * not call te_scaled_dot_product_attention, it computes attention by itself, and one warning says so. If the program
  * later calls te_module_set_forward, the injection is lost. Source: inject_te_attention_into_module. */

@@ -157,10 +157,11 @@ TE_API te_result te_lora_save(te_module *model, const char *folder);
  * with dropout in front of lora_A. Adapters that already exist must have the file's rank; their values are overwritten.
  * alpha is taken from the file. Values are rounded to the adapters' format; new adapters have the weight's format. If
  * gate and up of experts have different lora_A in the file, the experts get twice the file's rank and alpha. Their one
- * lora_A then contains both, and lora_B has zeros so that gate and up each use their own. modules_to_save and biases of
- * the config become trained, with the file's values. With adapters of lm_head and embed_tokens, peft also writes the
- * base weight (base_layer.weight). This base weight must be equal to the model's, with both rounded to the narrower of
- * their formats; it does not replace the model's. All other parameters of the model are frozen. Syncs.
+ * lora_A then contains both, and lora_B has zeros so that gate and up each use their own. modules_to_save and the
+ * biases that the config chooses become trained, with the file's values. With adapters of lm_head and embed_tokens,
+ * peft also writes the base weight (base_layer.weight). This base weight must be equal to the model's, with both
+ * rounded to the narrower of their formats; it does not replace the model's. All other parameters of the model are
+ * frozen. Syncs.
  *
  * Nothing in the folder is trusted.
  * TE_ERR_IO if a file cannot be read.

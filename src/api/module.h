@@ -44,8 +44,9 @@ typedef struct te_forward_args {
                                         * not written */
     bool fp8_output, fp8_grad;         /* for Linear and LayerNormLinear in an enabled autocast region. fp8_output =>
                                         * `out` is quantized by the recipe. fp8_grad => the gradient of the GEMM's input
-                                        * is quantized. If the GEMM's input is a leaf, its gradient is decoded. Modules
-                                        * take quantized inputs; for other functions call te_dequantize first.
+                                        * is quantized. If the GEMM's input is a leaf, its gradient is decoded. A
+                                        * module takes a quantized tensor as its input; a function that is not a module
+                                        * needs te_dequantize first.
                                         * DotProductAttention takes fp8_output, but not fp8_grad, under a recipe with
                                         * fp8_dpa */
     te_microbatch

@@ -104,8 +104,8 @@ typedef struct te_fused_topk_desc {
  * are hardly ever equal. Source: transformer_engine.pytorch.router.fused_topk_with_score_function. */
 TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc,
                                                     te_tensor **routing_map);
-/* Returns the normalised scores of all experts for an auxiliary loss, f32 [.., E], and writes the choice of the topk
- * best experts by these scores to *routing_map (may be NULL).
+/* Returns the normalised scores of all experts for an auxiliary loss, f32 [.., E]. Chooses the topk experts with the
+ * highest scores, and writes this choice to *routing_map (may be NULL).
  * Source: transformer_engine.pytorch.router.fused_compute_score_for_moe_aux_loss. */
 TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int topk, te_score_function score_function,
                                                           te_routing_map_format routing_map_format,

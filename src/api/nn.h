@@ -105,9 +105,9 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
 typedef struct te_sdpa_desc {
     te_qkv_format format; /* layout of query, key, value and output; 0 => [s, b, H, d] */
     te_attn_rule rule;    /* these fields are read: mask and window (for calls that give none), softmax_scale, softcap,
-                           * dropout_p (in training), softmax_type and, with TE_SOFTMAX_LEARNABLE, softmax_offset f32
-                           * [H], the attention sinks (borrowed for the module's lifetime, differentiable). Other fields
-                           * must be 0 */
+                           * dropout_p (in training), softmax_type and, with TE_SOFTMAX_LEARNABLE, softmax_offset
+                           * (f32 [H], attention sinks; borrowed for the module's lifetime, differentiable). Other
+                           * fields must be 0 */
     const char *name;     /* copied; NULL => "sdpa" */
 } te_sdpa_desc;
 /* Creates an SDPA, which has no parameters. NULL with TE_ERR_INVALID for a softcap that is negative, infinite or

@@ -419,10 +419,10 @@ typedef struct te_attn_rule {
 } te_attn_rule;
 
 /* Options of FP8 attention. The probabilities S and the gradients dP of the scores are rounded to FP8 before GEMMs read
- * them. Each number is replaced by f32(code) * RN(1 / scale), where te_op_fp8_quantize defines the code. S is rounded
- * after dropout; it multiplies V and dO. dP multiplies K and Q, and is summed for the gradient of a bias. Exception:
- * with a softcap, the bias gradient is summed from unrounded gradients. q, k, v, o and their gradients are float
- * tensors here; the caller rounds them to FP8. Zero => neither S nor dP is rounded. */
+ * them. Each number is replaced by f32(code) * RN(1 / scale), where te_op_fp8_quantize defines the code and RN rounds
+ * to the nearest f32. S is rounded after dropout; it multiplies V and dO. dP multiplies K and Q, and is summed for the
+ * gradient of a bias. Exception: with a softcap, the bias gradient is summed from unrounded gradients. q, k, v, o and
+ * their gradients are float tensors here; the caller rounds them to FP8. Zero => neither S nor dP is rounded. */
 typedef struct te_attn_fp8 {
     te_dtype s_dtype, dp_dtype;   /* e4m3 or e5m2; 0 => S, or dP, is not rounded. Only the backward pass reads
                                    * dp_dtype */
@@ -435,7 +435,7 @@ typedef struct te_attn_fp8 {
  *   q, o  [s_q, b, H, d], or with format TE_BSHD [b, s_q, H, d], or with TE_THD [tokens, H, d], one sequence behind the
  *         other, with a padding mask
  *   k, v  [s_kv, b, G, d], or with TE_BSHD and TE_THD in the order of q's dimensions. v may have another head size than
- *         q and k. Head h uses group h / (H / G). q, k, v and o may have any strides, with the last dimension
+ *         q and k. Head h of q uses head h / (H / G) of k and v. All four may have any strides, with the last dimension
  *         contiguous. d is at most 1024. If it is above 256, general kernels run, which read chunks of 256 channels
  *   lse   f32 [b, H, s_q], or [H, tokens]: log(sum of exp(score)) of each row, with scores after scale, softcap, bias
  *         and mask; -inf for a row that sees no key, whose o is 0

@@ -68,7 +68,7 @@ typedef struct te_op_moe_local_ids_args {
  *   offsets       optional, i32 or i64 [n]: offsets[i] is added to the destination rows of chunk i, for the padding in
  *                 front of the chunk. Not with sorted_index
  *   chunk_numbers   true: row_id_map[i] becomes the index of the chunk that row i belongs to, not a destination row.
- *                   te_op_amax and the casts take this list as `groups`. Not with sorted_index or offsets
+ *                   te_op_amax and the casts take such a row_id_map as `groups`. Not with sorted_index or offsets
  * Rows behind the last chunk stay where they are, except with offsets or chunk_numbers: then their entries
  * of row_id_map are -1. */
 typedef struct te_op_moe_chunk_map_args {
@@ -94,8 +94,8 @@ typedef struct te_op_moe_permute_args {
 /* Sums the copies of each token. Row t of y [T, H] becomes the sum of the rows of x [R, H] that are copies of token t,
  * in f32; it becomes 0 if token t has no copies. x and y may have different float formats.
  *   merging_probs   optional, float [T, E] or [T, topk]: factors by which the copies are multiplied
- *   permuted_probs  optional, float [R], with probs: its numbers are moved back to probs, float [T, E] or [T, topk],
- *                   which becomes 0 where there is no copy
+ *   permuted_probs  optional, float [R], given together with probs. Its numbers are moved back to probs, float [T, E]
+ *                   or [T, topk]; probs becomes 0 where there is no copy
  * row_id_map, pad_offsets and topk are as in te_op_moe_permute. Several entries of row_id_map may name the same row,
  * so with an index map the operation can also serve as a table lookup. */
 typedef struct te_op_moe_unpermute_args {

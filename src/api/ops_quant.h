@@ -35,7 +35,7 @@ typedef struct te_op_scale_from_amax_args {
  * [L_i, n_i]. Each scale becomes fp8_max / 2^margin / amax, with the amax that `algo` takes from its column of the
  * history. Then the history moves by one row, and row 0 becomes 0. If the newest amax of a scale is 0, the scale and
  * its column of the history stay as they are. An infinite or NaN amax leaves the scale unchanged.
- *   reduced  optional f32 [n_0 + n_1 + ..]: the newest amaxes after a reduction over a group. A number that is not 0
+ *   reduced  optional f32 [n_0 + n_1 + ..]: the newest amaxes after a reduction over ranks. A number that is not 0
  *            here replaces the one in row 0 of the history */
 typedef struct te_op_delayed_update_args {
     te_tensor *const *amax_history, *const *scale;
@@ -120,8 +120,8 @@ typedef struct te_op_transpose_args {
  *   noop           optional f32 [1]: 1.0 => nothing is written
  * For each tile, a = max |x|, with NaN ignored. The scale follows te_op_scale_from_amax with `epsilon`, with two
  * differences. If fp8_max / a is infinite in f32, the scale becomes the largest finite number of x's format. The
- * mantissa is set to 0 unless fp32_scales is true. Then q = saturate(RNE(f32(x) * scale)) and scale_inv = RN(1 /
- * scale). */
+ * scale's mantissa is set to 0 unless fp32_scales is true. Then q = saturate(RNE(f32(x) * scale)) and scale_inv = RN(1
+ * / scale). */
 typedef struct te_op_block_quantize_args {
     const te_tensor *x;
     te_tensor *row, *row_scale_inv, *col, *col_scale_inv;
@@ -224,7 +224,7 @@ typedef struct te_op_nvfp4_amax_args {
  *              the first of each 16 rows is used for all 16. Rows that belong to no group are quantized with the amax
  *              of group 0. Not with two_dimensional, `measure` or `noop`
  *   rht        true: the column-wise copy is transformed and rounded to bf16; its amax, scales and codes are those of
- *              the rounded values. Sums are taken as a tensor core takes them. Each product is truncated 25 bits below
+ *              the rounded values. The transform sums as a tensor core does. Each product is truncated 25 bits below
  *              the leading bit of the largest product, the products are added exactly, and the sum is truncated to f32.
  *              In both copies a NaN makes the scale of its block NaN and sets all codes of the block to 7 (the value
  *              6)
@@ -355,7 +355,7 @@ typedef struct te_op_shard_cast_args {
  *   y       f32: the dequantized values
  *   limit   f32, optional: for each element, the largest magnitude that its scale can represent
  *   counts  i64 [6], the numbers of: all elements; elements with x != 0 and y == 0 (underflow); elements with finite x
- *           and |x| > 1.004 limit (saturated); NaN in x; infinities in x; zeros in x
+ *           and |x| > 1.004 * limit (saturated); NaN in x; infinities in x; zeros in x
  *   sums    f32 [5]: the sums of x^2, y^2, x y and (x - y)^2, and the maximum of |x - y|, all over the elements with
  *           finite x and y */
 typedef struct te_op_quant_error_args {

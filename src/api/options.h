@@ -42,8 +42,8 @@ typedef enum te_params_device {
 
 /* Splits a weight and its bias by rows into several parameters. Each is initialised on its own. The parameters lie row
  * after row in one tensor, and the GEMM reads that tensor. The program may replace one of the parameters by a tensor
- * elsewhere (te_module_add_parameter); then every call first copies all of them into one tensor. A split is refused
- * with fuse_wgrad_accumulation, and for weights that are stored quantized. */
+ * elsewhere (te_module_add_parameter); then every forward call first copies all of them into one tensor. A split is
+ * refused with fuse_wgrad_accumulation, and for weights that are stored quantized. */
 typedef struct te_parameters_split {
     const char *const *names; /* [count], read by the create function. A parameter is called NAME_weight or NAME_bias; a
                                * final "_" of NAME is not doubled ("query" and "query_" both give query_weight) */

@@ -152,13 +152,13 @@ TE_API bool te_quantizer_is_quantizable(const te_quantizer *q, const te_tensor *
  * changes), stochastic rounding and custom quantizers. */
 TE_API bool te_quantizer_is_requantization_safe(const te_quantizer *q);
 
-/* Decodes x into a new plain tensor [shape of x] in `dtype` (f32, f16, bf16; TE_DTYPE_NONE => the nominal dtype). Reads
+/* Decodes x into a new plain tensor of x's shape in `dtype` (f32, f16, bf16; TE_DTYPE_NONE => the nominal dtype). Reads
  * the row-wise copy if x has one, else the column-wise copy. Allocates memory. Differentiable as the identity. */
 TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype);
 /* Sets which copies x has: TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. Drops a copy that is not in
- * `usage`. Makes a missing column-wise copy from the row-wise copy if both hold the same numbers: per-tensor FP8, FP8
- * with 128 x 128 blocks, and NVFP4 with 16 x 16 blocks (with 4-over-6 the new copy has the scales of the row-wise
- * copy). Any other missing copy gives TE_ERR_STATE. TransformerEngine: update_usage. */
+ * `usage`. Makes a missing column-wise copy from the row-wise copy if both hold the same numbers, as in per-tensor
+ * FP8, FP8 with 128 x 128 blocks, and NVFP4 with 16 x 16 blocks (with 4-over-6 the new copy has the scales of the
+ * row-wise copy). Any other missing copy gives TE_ERR_STATE. TransformerEngine: update_usage. */
 TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
 
 /* Sets *data and *scale to the codes and the scales of the copy `which` of x [.., N], viewed as [M, N]. Both are plain
@@ -438,7 +438,7 @@ typedef struct te_quantized_model_init_desc {
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
 /* Closes the innermost region. */
 TE_API te_result te_quantized_model_init_end(te_ctx *te);
-/* Copies the initial value of the weight x to host memory, in x's nominal dtype [shape of x]. This is the value from
+/* Copies the initial value of the weight x to host memory, in x's shape and nominal dtype. This is the value from
  * before x was first quantized. TE_ERR_STATE if the value was not preserved, or was cleared. The value is replaced by
  * te_module_reset_parameters, and by loading a file that has the weight in high precision. An optimizer's master starts
  * from this value, unless the weight was written in the meantime.

@@ -2,7 +2,7 @@
 
 /* Begins a warm-up. Until te_warmup_end, operations are planned but not run, and the kernels that they need are listed.
  * Tensors made inside hold no meaningful values. Parameters, optimizer states, scaling states and the random state stay
- * as they were. A warm-up is optional: without one, a model's first step compiles the kernels, in parallel too.
+ * as they were. A warm-up is optional: without one, a model's first step compiles the kernels, also in parallel.
  * TE_ERR_STATE inside a warm-up or a graph's capture. */
 TE_API te_result te_warmup_begin(te_ctx *te);
 /* Ends the warm-up: compiles the listed kernels in parallel, or loads them from the cache. Returns when all of them are

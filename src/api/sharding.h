@@ -4,7 +4,7 @@
  * A unit is a module whose gradients are exchanged together: those of all parameters below it, except parameters of
  * units further down. The exchange takes place at the end of each te_backward or, with delay_wgrad_compute, at the end
  * of the te_backward_dw that computes the last gradient. Each unit whose requires_gradient_sync is set sums its
- * gradients over its group, in f32 and rounded once, and divides them by the number of ranks. Other units keep their
+ * gradients over its group in f32, divides them by the number of ranks, and rounds them once. Other units keep their
  * gradients, and the next microbatch adds to them. So a step of several microbatches can exchange once:
  *
  *     te_data_parallel(model, &(te_data_parallel_desc){ .group = group });

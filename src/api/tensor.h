@@ -32,7 +32,7 @@ TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const
  * CUDA. The memory is borrowed, not copied, until the last reference is gone. Then `release` (may be NULL) is called
  * with `user`. On CUDA, kernels that use the memory may still run on the context's stream at that time. So `release`
  * must free the memory in the order of that stream (cuMemFreeAsync), or synchronize with the stream first. `data` must
- * be aligned to one element (TE_ERR_INVALID); kernels are fastest if it is a multiple of 16 bytes. */
+ * be aligned to one element (TE_ERR_INVALID); kernels are fastest if it is aligned to 16 bytes. */
 TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, void *data,
                                  void (*release)(void *user), void *user);
 

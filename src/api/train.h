@@ -86,7 +86,7 @@ TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep);
 /* Drops the gradients of the optimizer's parameters, and weight gradients that te_backward_dw has not computed yet. */
 TE_API void te_optimizer_zero_grad(te_optimizer *opt);
 /* Sets the learning rate of the next steps, including steps in launched graphs. Groups with their own learning rate
- * keep it. TE_ERR_INVALID for a rate that is negative or not finite. */
+ * keep theirs. TE_ERR_INVALID for a rate that is negative or not finite. */
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr);
 /* Returns the learning rate; 0 for NULL. */
 TE_API float te_optimizer_lr(const te_optimizer *opt);
@@ -193,16 +193,16 @@ typedef struct te_metadata {
  * ("optimizer/<path>.exp_avg" ...), the learning rates of the optimizer and of its groups, the scaling state of delayed
  * recipes, the random state, and `metadata`. A weight that is stored quantized has the codes and scales of each copy,
  * row-wise and column-wise ("<path>.row.data", ".row.scale", ".col.data" ...). The state of a te_grad_scaler is not
- * written (te_grad_scaler_get_state). A temporary file is written beside `path`, flushed to disk and renamed (see
- * te_safetensors_write), so after a failure the previous file is whole. Syncs. m and opt may be NULL. If the context
- * has an error, nothing is written and that error is returned. If writing fails, the error is TE_ERR_IO. */
+ * written (te_grad_scaler_get_state returns it). A temporary file is written beside `path`, flushed to disk and renamed
+ * (see te_safetensors_write), so after a failure the previous file is whole. Syncs. m and opt may be NULL. If the
+ * context has an error, nothing is written and that error is returned. If writing fails, the error is TE_ERR_IO. */
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt,
                                const te_metadata *metadata, int num_metadata);
 /* Reads a file of te_model_save into `m` and `opt` (each may be NULL). Every name, shape and format is checked, and all
  * memory is allocated, before the first byte changes. So after any error but TE_ERR_IO (a read failed) everything is as
  * it was. Entries of the file that the model lacks are ignored with a warning; entries of the model that the file lacks
  * are errors. For a weight that is stored quantized the file may have a plain weight of any float format; it is then
- * quantized. (A custom quantizer does this after other tensors were read, and may still fail or run out of memory at
+ * quantized. (A custom quantizer quantizes it after other tensors were read, and may still fail or run out of memory at
  * that time.) Syncs. */
 TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* Writes the value of the metadata entry `key` of a file into buffer. TE_ERR_INVALID if there is no such entry, or if

@@ -3,7 +3,7 @@
 #ifndef TE__SEQUENCES_H
 #define TE__SEQUENCES_H
 
-/* Returns the number of the last sequence that begins at or before `row`; 0 for a row before all sequences. starts[0 ..
+/* Returns the index of the last sequence that begins at or before `row`; 0 for a row before all sequences. starts[0 ..
  * n - 1] are the first rows of the n sequences. The result is in 0 .. n - 1 even for wrong starts, which are not
  * checked on a GPU. */
 TE__BOTH int te__sequence_of(const int *starts, int n, long long row) {

@@ -130,9 +130,9 @@ static inline void te__text_number(te__text *t, double x) {
     te__text_put(t, p + strlen(point));
 }
 
-/* Reads a decimal number, such as "-12", "1.5" or "+2e-3", at the start of the n bytes s, correctly rounded.
- * Returns the number of bytes read; 0 if there is no number. Hexadecimal, "inf", "nan" and white space do not count as
- * numbers. */
+/* Reads a decimal number, such as "-12", "1.5" or "+2e-3", at the start of the n bytes s, and rounds it
+ * correctly. Returns the number of bytes read; 0 if there is no number. Hexadecimal, "inf", "nan" and white space do
+ * not count as numbers. */
 static inline size_t te__read_number(const char *s, size_t n, double *value) {
     size_t i = 0, point_at = 0, digits = 0;
     bool point = false;

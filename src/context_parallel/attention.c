@@ -342,8 +342,8 @@ static te_result te__context_ring_forward(const te__context_attention *s, te_ten
     return te__context_agree(ring, result);
 }
 
-/* Computes the gradients of all pieces. The gradients of keys and values are passed around the ring together with the
- * keys and values. At the end they are at the rank that owns the keys, which stores them in dx. */
+/* Computes the gradients of all pieces (te__context_piece). The gradients of keys and values are passed around the ring
+ * together with the keys and values. At the end they are at the rank that owns the keys, which stores them in dx. */
 static te_result te__context_ring_backward(const te__context_attention *s, const te__context_grads *g,
                                            te_tensor *const kv[2], te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;

@@ -113,9 +113,9 @@ static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t
     int64_t shape[3] = {a, b, numel / te__max(1, a * b)};
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
 }
-/* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d]. `format`
- * may be any layout. If `back` is true, does the reverse. cu[i] has the token offset of each sequence of x[i]; these
- * offsets count padding, too. */
+/* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of the group c->heads, H / ranks, d].
+ * `format` may be any layout. If `back` is true, does the reverse. cu[i] has the token offset of each sequence of x[i];
+ * these offsets count padding, too. */
 static te_result te__context_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
                                    te_qkv_format format, bool back, te_result result) {
     const int ranks = te__group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
@@ -153,8 +153,8 @@ static te_result te__context_heads(const te__context *c, te_tensor **x, te_tenso
 
 /* ---- the ring ---- */
 
-/* Sends the pair `out` to the next rank, and receives `in` from the previous one. Even ranks send first and odd ranks
- * receive first, since a send may wait for the receiver. */
+/* Sends the two tensors of `out` to the next rank, and receives those of `in` from the previous one. Even ranks send
+ * first and odd ranks receive first, since a send may wait for the receiver. */
 static te_result te__context_pass(te_group *group, te_tensor *const out[2], te_tensor *const in[2], te_result result) {
     const int size = te__group_size(group), rank = te__group_rank(group), next = (rank + 1) % size,
               last = (rank + size - 1) % size;

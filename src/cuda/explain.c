@@ -26,8 +26,8 @@ static void te__plan_describe(const te__plan *p, te_explanation *out) {
     snprintf(out->why, sizeof(out->why), "%s", p->why);
 }
 
-/* Plans a call and describes the plan in `out`. The args are already checked. `sm` is the architecture to plan for,
- * such as 80, and no GPU is needed. If `sm` is 0, the plan is for the context's GPU. */
+/* Plans a call and describes the plan in `out`. The args are already checked. If `sm` is 0, the plan is for the
+ * context's GPU. Otherwise `sm` is the architecture to plan for, such as 80, and no GPU is needed. */
 static te_result te__cuda_explain(te_ctx *te, const te__op_info *op, const void *args, int sm, te_explanation *out) {
     te__plan plan;
     te_result result;

@@ -13,8 +13,8 @@ typedef struct te__baseline {
 /* ---- embedded PTX --------------------------------------------------------------------------------------------
  *
  * The compiler numbers the registers and labels of a whole kernel in sequence, so equal pieces of code have different
- * texts. To pack better, the embedded text has differences in place of numbers: each number is replaced by its signed
- * difference from the previous number of the same kind, as in "%f+1" or "%rd-12". tools/te_ptx.c writes this text. */
+ * texts. So that the embedded text compresses better, each such number in it is replaced by its signed difference from
+ * the previous number of the same kind, as in "%f+1" or "%rd-12". tools/te_ptx.c writes this text. */
 
 static const char *const te__ptx_kinds[] = {"%r", "%rd", "%rs", "%f", "%fd", "%p", "$L__BB0_"};
 

@@ -162,9 +162,9 @@ static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *
     return o;
 }
 
-/* If the kernel of the order o has been compiled, adds it to te__jit_table, or sets o->result to an error; the order
- * is then closed. If `wait` is true, first compiles the kernel, or waits until another thread has compiled it. Returns
- * whether the order is closed. */
+/* If the compilation for the order o has ended, adds the kernel to te__jit_table. If the compilation or this
+ * addition has failed, sets o->result to the error instead. In both cases the order is then closed. If `wait` is true,
+ * first compiles the kernel, or waits until another thread has compiled it. Returns whether the order is closed. */
 static bool te__order_closed(te_ctx *te, te__queue *q, te__jit_order *o, bool wait) {
     char path[sizeof(te->module_path)];
     bool made;

@@ -6,8 +6,8 @@
 // rows of 32-bit elements.
 //
 //   writing    Thread t has tx = t % 8 and ty = t / 8. It writes word ty of each of the columns 8 tx to 8 tx + 7.
-//   reading    A thread reads 16 bytes: words 4 c to 4 c + 3 of one column. In the transpose they are 16 neighbouring
-//              bytes.
+//   reading    A thread reads 16 bytes: words 4 c to 4 c + 3 of one column, with c < 8. In the transpose they are 16
+//              neighbouring bytes.
 //
 // Word w of a column j is stored at index w ^ (4 * (j / 8 % 8)) of the column. So in a write, the 32 lanes, which have
 // 8 values of tx and 4 values of ty, use 32 different banks. In a read, 8 lanes read the 128 bytes of one column; they

@@ -234,11 +234,11 @@ static int64_t te__packing_width(const te__packing *p) {
     return ((p->keys ? 0 : (int64_t)p->heads) + 2 * (int64_t)p->groups) * p->head_dim;
 }
 
-/* Makes views of the queries (unless p->keys), keys and values in x, which is [.., .., packed heads of a token]. The
- * views have no history on the tape. If te__packing_spreads is true, the heads of the queries have two strides: one
- * inside a group, another between groups. This is possible only in the layout sbhd. Then each of the G groups is viewed
- * as a sequence of its own: the queries are [s, b G, H / G, d], and the keys and values are [s, b G, 1, d]. Returns
- * false on failure. */
+/* Makes views of the queries (unless p->keys), keys and values in x. The last dimension of x holds all packed heads of
+ * a token. The views have no history on the tape. If te__packing_spreads is true, the heads of the queries have two
+ * strides: one inside a group, another between groups. Such views are possible only in the layout sbhd. Then each of
+ * the G groups is viewed as a sequence of its own: the queries are [s, b G, H / G, d], and the keys and values are
+ * [s, b G, 1, d]. Returns false on failure. */
 static bool te__packed_views(const te__packing *p, te_tensor *x, te_qkv_format format, te_tensor *part[3]) {
     const int leading = format == TE_THD ? 1 : 2, in_group = p->heads / p->groups;
     const int64_t d = p->head_dim, width = te__packing_width(p), of_group = p->keys ? 2 : in_group + 2;

@@ -599,8 +599,8 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
 }
 
-/* Computes the loss and the LSE of each row. If ranks share the columns, each rank computes partial results from its
- * own columns. Then every rank merges the same list of all partial results. */
+/* Computes the loss and the LSE of each row. If the columns are split among ranks, each rank computes partial results
+ * from its own columns. Then every rank merges the same list of all partial results. */
 static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd_args *args, te_tensor *rows,
                                         te_tensor *lse) {
     te_ctx *te = rows->te;

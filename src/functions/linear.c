@@ -156,8 +156,9 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
-/* Returns dy as the products dy W and dy^T x read it: quantized if needed, and gathered from all ranks. Computes the
- * bias gradient in *db from the unquantized dy, as TransformerEngine does. */
+/* Returns dy in the form that the products dy W and dy^T x read: quantized if needed, and gathered from all ranks.
+ * Computes the bias gradient in *db from the unquantized dy, as TransformerEngine does. If dy is already
+ * quantized, dequantizes it for this. */
 static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db,
                                          const bool *needs) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];

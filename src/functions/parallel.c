@@ -69,9 +69,9 @@ static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_resul
 
 /* ---- quantized shards ---- */
 
-/* Returns true if quantizing the shards of x by `spec` gives the same codes as quantizing the whole tensor. This
- * requires that no scaling block extends into the next rank's rows. If the recipe has one scale per tensor, all ranks
- * must also use the same scale (spec->group); the function does not check that. */
+/* Returns true if quantizing the shard x of each rank by `spec` gives the same codes as quantizing the whole tensor.
+ * This requires that no scaling block extends into the next rank's rows. If the recipe has one scale per tensor, all
+ * ranks must also use the same scale (spec->group); the function does not check that. */
 static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
     int64_t tile = spec->cls->form == TE__FORM_CODES ? spec->cls->shard_tile : 0;
     return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 &&

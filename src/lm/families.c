@@ -1,5 +1,5 @@
 /* lm/families.c: a table with one row of data for each family of language models that te_hf_open supports. A row has:
- * - the keys that the family's config.json may have, with the defaults of transformers for missing keys
+ * - the keys that the family's config.json may have, with the transformers library's defaults for missing keys
  * - the traits of the model
  * - the rules that convert tensors of the files to parameters
  * Other files of lm/ read the rows and do not mention a family by name. */

@@ -80,7 +80,8 @@ static te_module *te__lora_create_table(const te__lora_site *site, const te__lor
     return te_embedding_create(site->owner->te, &d);
 }
 /* Creates adapter `a` and adds it to the module `holder`. Under sequence parallelism each rank has other rows of the
- * input, so the ranks must sum the gradient of an adapter that is not sharded. This function marks such an adapter. */
+ * input, so the ranks must sum the gradient of an adapter that is not sharded. This function marks such an adapter as
+ * sequence parallel. */
 static bool te__lora_add(const te__lora_site *site, te_module *holder, const te__lora_adapter *a) {
     te_module *m = site->owner, *child;
     const te_params_device device = m->meta && !m->awaits_group ? TE_PARAMS_META : TE_PARAMS_DEFAULT;

@@ -1,5 +1,5 @@
 /* model/backend_text.c: reads and writes te_backend_config as text, by the names of its fields and values. This file
- * may use names alone. It must not depend on what a backend is, or on which backends go together. */
+ * may use only these names. It must not depend on what a backend is, or on which backends go together. */
 
 /* ---- names ---- */
 

@@ -96,8 +96,8 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 
 /* ---- checkpoints ---- */
 
-/* The fields of te_forward_args and of the structs in it, each once and in the order of the struct. T(field) is a
- * tensor, O(field) is any other field. These lists serve to copy calls, and to make checkpoints, graphs and ONNX files.
+/* These lists name each field of te_forward_args and of the structs in it once, in the order of the struct. T(field) is
+ * a tensor, O(field) is any other field. The lists serve to copy args, and to make checkpoints, graphs and ONNX files.
  * If a list lacks a field, te__call_tensors does not compile. */
 #define TE__FORWARD_FIELDS(T, O)                                                                                     \
     T(input) T(encoder_output) T(key) T(value) O(rotary) O(rotary_key) O(attention) O(cross) O(m_splits)             \

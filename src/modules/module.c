@@ -171,7 +171,7 @@ static te__gone *te__gone_take(te_module *m, const char *name) {
     return x;
 }
 /* Removes m from the children of its parent. If the parent's forward calls m (m->mark is set), the mark moves to the
- * parent's list `gone`, which lists the children that a forward misses. */
+ * parent's list `gone`, the list of the removed children that the parent's forward still calls. */
 static void te__module_leave(te_module *m) {
     te_module *parent = m->parent;
     int i = 0;
@@ -202,8 +202,8 @@ static bool te__module_is_whole(void *user, te_module *m) {
     memcpy(te->module_path, before, sizeof(before));
     return false;
 }
-/* Checks that each module of the tree m still has the children that its class runs. All functions that run, save or
- * change a whole tree call this first, so classes need no check of their own. */
+/* Checks that each module of the tree m still has the children that its forward calls. All functions that run, save
+ * or change a whole tree call this first, so classes need no check of their own. */
 static te_result te__tree_whole(te_module *m) {
     return te__modules_of(m->te)->num_gone == 0 || te_module_visit(m, te__module_is_whole, NULL) ? TE_OK : TE_ERR_STATE;
 }

@@ -142,7 +142,7 @@ static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, t
 
 /* ---- load and auxiliary loss ---- */
 
-/* Converts the expert numbers in `indices` to local ids, i32 in the same shape. The local id is the expert number minus
+/* Converts the expert ids in `indices` to local ids, i32 in the same shape. The local id is the expert id minus
  * `first`. It is -1 if the expert is not one of the `count` local experts, or if the token is padding. Sets *sizes to
  * the number of ids of each local expert, [count] in `dtype`. */
 static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t first, int64_t count, te_dtype dtype,

@@ -13,8 +13,8 @@ typedef struct te__experts_module {
     int ranks, local; /* ranks that share the experts; experts on each rank */
     bool exchanges;   /* true: ranks exchange rows; false: ranks gather all tokens */
     bool gmm;         /* true: the backend TE_EXPERTS_GMM uses grouped GEMMs; false: it uses a loop over experts */
-    /* Names of the GroupedLinear children that compute each linear layer. If a layer has two, their outputs are
-     * concatenated. NULL if the module has no such children; then its own parameters have the weights of all
+    /* Names of the GroupedLinear children that compute each linear layer. If a layer has two children, their outputs
+     * are concatenated. NULL if the module has no such children; then its own parameters have the weights of all
      * experts. */
     const char *linears[TE__EXPERTS_PRODUCTS][2];
     const char *proj[3]; /* names of gate, up and down in files */
@@ -99,7 +99,7 @@ static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispa
     return s->exchanges ? te__exchanged_rows(d, x, indices, padding, ids, rows)
                         : te__gathered_rows(d, x, indices, padding, on_host, ids, rows);
 }
-/* Sends the experts' output y back to the ranks that have the tokens. Gives the output of the call the shape of the
+/* Sends the experts' output y back to the ranks that have the tokens. The output of the call gets the shape of the
  * input. y is NULL if this rank failed; then the rank still joins the collectives. */
 static te_result te__experts_back(te_module *m, te_forward_args *args, const te__dispatch *d, te_tensor *y,
                                   const te__expert_rows *rows) {
@@ -164,7 +164,7 @@ static te_tensor *te__experts_product(te_module *m, const te__experts_call *c, i
     }
     return y && c->add ? c->add(m, c, product, x, y) : y;
 }
-/* Runs the experts on their rows: up, activation, router weights, down. Returns [R, dim]. If
+/* Runs the experts on their rows: up, activation, router weights, down. Returns [rows, dim]. If
  * apply_router_weight_after_down is set, the router weights are not applied here; the caller applies them. */
 static te_tensor *te__experts_compute(te_module *m, const te__experts_call *c) {
     const te__experts_module *s = (const te__experts_module *)m->state;

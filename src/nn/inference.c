@@ -171,10 +171,10 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 
 /* ---- a step ---- */
 
-/* Fills next.sequences from `ids` and `lens`, the step's sequences. te__step_fill assigns new pages later. If the step
- * has a sequence of `now`, makes its num_pages in `now` negative as a mark. If a sequence already has the mark, the
- * step lists it twice, which is an error. Sequences of `now` without a mark have ended, and their pages become free.
- * The caller removes the marks, also on failure. */
+/* Fills next.sequences from `ids` and `lens`, the step's sequences. te__step_fill assigns new pages later. If a
+ * sequence of `now` is in the step, makes the sequence's num_pages in `now` negative as a mark. If a sequence already
+ * has the mark, the step lists it twice, which is an error. Sequences of `now` without a mark have ended, and their
+ * pages become free. The caller removes the marks, also on failure. */
 static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, const int64_t *lens, int64_t n) {
     const char *const who = "te_inference_params_pre_step";
     int64_t i, k, needed = 0;

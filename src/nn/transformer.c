@@ -81,8 +81,8 @@ static te_tensor *te__as_packed(te_tensor *y, const te__packing *p, int leading)
 }
 
 /* Projects the input to queries, keys and values, and stores them in *core, the arguments of core_attention. If
- * `rotary` is not NULL, also rotates queries and keys. The argument `later` has the same meaning as in
- * te__mha_packs. */
+ * `rotary` is not NULL, also rotates queries and keys. `later` is true if the caller still changes q or k (by norms,
+ * for example). */
 static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary, bool later,
                           te_forward_args *core, te_tensor **ln_out) {
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
@@ -428,7 +428,7 @@ static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *res
     return te_drop_path(te_bias_dropout_add(y->out, y->bias, NULL, p), residual, path);
 }
 
-/* Fills *self and *cross with attention options, from those of the layer's call. Self attention has as many keys as
+/* Fills the attention options *self and *cross from those of the layer's call. Self attention has as many keys as
  * queries. If only one of the two attentions has a padding mask, the other one gets no sequence lengths. */
 static void te__layer_calls(te_module *m, const te_forward_args *args, te_attn_call *self,
                             te_attn_call *cross) {

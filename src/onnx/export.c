@@ -512,7 +512,7 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
 }
 /* Clears the fields of args that may differ between two runs of one module:
  * - sizes, which the tensors have as well
- * - values of fills, which may be sizes
+ * - values of fill operations, which may be sizes
  * - seeds and offsets of random numbers, since the export refuses dropout
  * - angles of rotations and lengths of sequences, since the functions that emit nodes compare them */
 static void te__onnx_clear_sizes(te_op op, te__any_args *a) {

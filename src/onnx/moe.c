@@ -224,7 +224,7 @@ static void te__onnx_moe_unpermute(te__onnx *g, const te_op_moe_unpermute_args *
 }
 
 /* Computes the chunk of each row: the number of chunks that end before the row, or -1 for rows after the last chunk.
- * Translates only chunk maps with chunk_numbers. Operations that read other chunk maps are refused. */
+ * Translates the operation only if `chunk_numbers` is true. Otherwise operations that read its map are refused. */
 static void te__onnx_moe_chunk_map(te__onnx *g, const te_op_moe_chunk_map_args *a, const te_op_moe_chunk_map_args *b) {
     te__onnx_pair map = TE__ONNX_PAIR(row_id_map);
     int rows, v, n = te__onnx_i64(g, te__numel(a->sizes));

@@ -65,8 +65,8 @@ enum {
 /* ---- the list ---- */
 
 /* T(field, flags) is a tensor. L(list, member, n, flags) is a list of n tensors: the pointers list[i], or
- * list[i].member if there is a member. An operation without a line here does not compile. If a field is
- * missing, tests/nn/test_graph.c fails. If a flag is wrong, tests/mend/test_bytes_inside.c fails. */
+ * list[i].member if there is a member. An operation without a line here does not compile. If a line lacks a
+ * field, tests/nn/test_graph.c fails. If a flag is wrong, tests/mend/test_bytes_inside.c fails. */
 #define TE__ARGS_copy(T, L) \
     T(src, TE__IN | TE__AS_BYTES | TE__STRIDED | TE__MEETS) T(dst, TE__OUT | TE__AS_BYTES | TE__STRIDED | TE__MEETS)
 #define TE__ARGS_fill(T, L) T(dst, TE__OUT | TE__AS_BYTES)
@@ -147,7 +147,7 @@ enum {
     T(aux, TE__AUX | TE__PART(aux, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED) T(bias_gradient, TE__OUT_FLOAT | TE__OPT) \
     T(amax_a, TE__IN_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4)) \
     T(amax_b, TE__IN_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4))
-/* Without along_k the groups divide the rows of d and aux, and only the device knows how many of these rows are
+/* Without along_k each group writes some of the rows of d and aux, and only the device knows how many rows are
  * written. The other rows keep their values, so the old values count as read. */
 #define TE__ARGS_grouped_gemm(T, L) \
     T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) \

@@ -120,7 +120,7 @@ static te_result te__want_output(te_ctx *te, const char *op, const char *name, c
     return r == TE_OK ? te__want_given(te, op, "scale", scale) : r;
 }
 
-/* Checks that one rank's part of a vocabulary lies within the whole vocabulary. The part has `part` entries from number
+/* Checks that one rank's part of a vocabulary lies within the whole vocabulary. The part has `part` entries from index
  * `start` on, and the whole has *size entries. If *size is 0, it is first set to `part`. `has` and `lines` are words of
  * the message, such as "the logits have" and "columns". */
 static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has, int64_t part, const char *lines,

@@ -120,8 +120,8 @@ static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_re
 
 static te__slots *te__slots_of(te__scaling *s, bool backward) { return backward ? &s->backward : &s->forward; }
 
-/* Updates the scales of `first`, and of all modules with a pending update that have the same recipe and the same group
- * of ranks. All of them are updated by one operation. */
+/* Updates the scales of the module that has the scaling state `first`, and of all modules with a pending update that
+ * have the same recipe and the same group of ranks. All of them are updated by one operation. */
 static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward) {
     te_op_delayed_update_args args = TE_ZERO;
     te__scaling *s;

@@ -1,5 +1,6 @@
-/* quant/primary.c: weights that are stored quantized. This file makes them, preserves their first values, and replaces
- * their memory. It may use recipes and quantizers. It must not depend on the module to which a weight belongs. */
+/* quant/primary.c: weights that are stored quantized. This file makes them, preserves their initial values, and
+ * replaces their memory. It may use recipes and quantizers. It must not depend on the module to which a weight
+ * belongs. */
 
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc) {
     te__quantized_init *init;
@@ -59,7 +60,7 @@ static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, c
     return q;
 }
 
-/* Quantizes a weight that has just got its first value. Returns the quantized tensor that replaces the weight. If the
+/* Quantizes a weight that has just got its initial value. Returns the quantized tensor that replaces the weight. If the
  * recipe keeps the weight in high precision, returns the weight itself. */
 static te_tensor *te__primary_create(te_tensor *weight, const char *module_type, const char *path, int gemm) {
     te_ctx *te = weight->te;
@@ -102,7 +103,7 @@ TE_API void te_quantized_clear_init_value(te_tensor *x) {
     x->quantized->init_bytes = 0;
 }
 
-/* Returns true if x has a preserved first value and its codes have not been written since. */
+/* Returns true if x has a preserved initial value and its codes have not been written since. */
 static bool te__primary_has_start(const te_tensor *x) {
     return x->quantized->init_value && x->quantized->init_version == te__quant_version(x);
 }

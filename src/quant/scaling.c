@@ -3,8 +3,8 @@
  * may use quantizers. It must not depend on what modules compute. */
 
 /* The delayed scales of a module for one direction, forward or backward. A slot is one operand of one matrix product;
- * there are n slots. scale is f32 [n] and history is f32 [L, n]. slot_scale[i] and slot_amax[i] are f32 [1] views of
- * scale[i] and history[0][i]. */
+ * there are n slots. `scale` is f32 [n]. `history` is f32 [L, n], where L is the length of the amax history.
+ * slot_scale[i] and slot_amax[i] are f32 [1] views of scale[i] and history[0][i]. */
 typedef struct te__slots {
     te_tensor *scale, *history;
     te_tensor **slot_scale, **slot_amax; /* [n] */

@@ -291,8 +291,8 @@ static inline bool te__lib_in_prefix(te__lib_search *s, const char *prefix) {
 #define TE__PATH_SEPARATOR ':'
 #endif
 
-/* Searches every prefix X for which "X/bin" is in $PATH, in the order of $PATH. On Windows every folder in $PATH is
- * taken as a prefix, since python.exe lies in the prefix itself. */
+/* Looks for the library under every installation prefix X whose folder "X/bin" is in $PATH, in the order of $PATH. On
+ * Windows every folder in $PATH is taken as a prefix, since python.exe lies in the prefix itself. */
 static inline bool te__lib_in_path_variable(te__lib_search *s) {
     const char *path = te__env("PATH");
     te__text prefix = TE_ZERO;

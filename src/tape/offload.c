@@ -9,9 +9,8 @@
  *     oldest | in host memory only ............ | inside the window: on the device too | newest
  *
  * Forward pass: when a node saves a buffer, its copy to the host is queued, and the buffer enters the window as its
- * newest one. When the window is too large, its oldest buffers leave it. A buffer that leaves gives up its device
- * memory after its copy has run, unless other tensors hold that memory. The device waits for the copy; the host does
- * not.
+ * newest one. When the window is too large, its oldest buffers leave it. The device memory of such a buffer is released
+ * after the copy has run, unless other tensors hold that memory. The device waits for the copy; the host does not.
  *
  * Backward pass: buffers that nodes have read leave the window, and the next older buffers are copied back to the
  * device.

@@ -519,7 +519,7 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
 
 /* Returns the state called `name` of a parameter, or NULL with an error. Sets *found to the parameter's te__opt_param.
- * If the state is a master, and the parameter was written after it, first copies the parameter to the master. */
+ * If the state is a master, and the parameter was written later than it, first copies the parameter to the master. */
 static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *param, const char *name,
                                           const char *function, te__opt_param **found) {
     te_ctx *te = opt->te;

@@ -46,7 +46,7 @@ TE_DEV float te_act_sigmoid2(float t) {
 #define TE__ACT_MAX0(x) fmaxf(x, 0.0f)
 
 // Returns f(x) and sets *slope to f'(x). f is the nonlinearity of the activation `act`, which applies f to x, or to the
-// first half of a gated input. If the caller does not use the slope, the compiler removes its code.
+// first half of a gated input. If the caller does not use *slope, the compiler removes the code for it.
 TE_ACT_CALL float te_act(int act, float x, float *slope) {
     float s;
     switch (te_act_f(act)) {

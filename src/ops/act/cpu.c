@@ -24,8 +24,8 @@ static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit)
 
 /* A job is one call, forward or backward, with the layout of its results. Its work is split into units:
  * - usually, a unit is a range of columns of one row
- * - with `col`, a unit is a tile of TE__ACT_BAND rows, whose codes are transposed
- * - with dbias, a unit is a range of columns of all rows */
+ * - if there is an output `col` but no `dbias`, a unit is a tile of TE__ACT_BAND rows, whose codes are transposed
+ * - if there is an output `dbias`, a unit is a range of columns of all rows */
 enum { TE__ACT_BAND = 64 };
 
 typedef struct te__act_job {

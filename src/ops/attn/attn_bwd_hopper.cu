@@ -176,8 +176,8 @@ TE_DEV void te_add_tile(const te__attn_bwd_hopper_kargs &a, te_u32 smem, te_i64 
                         int parity) {
     const te_u32 bar = smem + AT_BARRIERS;
     float *to = a.dq_sum + number * (BQ * D);
-    // Nothing checks the starts of sequences, so two sequences may share a tile and its count. Then the count may
-    // exceed `before`. A loop with `!=` would not end then, but this loop ends.
+    // Nothing checks the starts of packed sequences. If they are wrong, two sequences may share a tile and its count in
+    // a.added. Then the count may exceed `before`. A loop with `!=` would not end then, but this loop ends.
     while (te_load_acquire(a.added + number) < before) {}
     te_async_fence_global();
     for (int w = 0; w < 2; w++) {

@@ -110,8 +110,8 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    // true: one loop handles all blocks of keys, whether they need comparisons with the mask or not. In these cases two
-    // loops would need too much code or too many registers.
+    // true: one loop handles all blocks of keys, whether they need comparisons with the mask or not. In the cases below
+    // two loops would need too much code or too many registers.
     ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && (D > 128 || DROPOUT == 2)) ||
         CAP,
     THREADS = 128 * (WAVES + 1),

@@ -281,8 +281,8 @@ static void te__attn_seen_by(const te__attn_block *block, int64_t j, int64_t *fr
 }
 
 /* Applies the soft cap to the scores s [keys, BLOCK]. In the backward pass the derivative of the cap is stored in
- * `factor`. If `table` is true (the pass for dB) the factor is 1, because B is added after the cap. Keys in empty
- * blocks of the block mask stay hidden. */
+ * `factor`. If `table` is true (the pass for the gradient of the bias) the factor is 1, because the bias is added
+ * after the cap. Keys in empty blocks of the block mask stay hidden. */
 static void te__attn_cap(const te__attn_kargs *a, const te__attn_block *block, float *s, float *factor, bool table) {
     const float cap = a->x.softcap;
     int64_t j, r;
@@ -331,7 +331,7 @@ static bool te__attn_is_full(const te__attn_block *block, int64_t j) {
                                                        (int)j) == (int)TE_ATTN_BLOCK_FULL;
 }
 
-/* Applies the user's rule *m to the scores s [keys, BLOCK], where a row sees the key. In the backward pass the
+/* Applies the user's rule *m to the scores s [keys, BLOCK], where a query sees the key. In the backward pass the
  * derivative of the rule is stored in `factor`. If `capped` is true, `factor` already has the derivative of the soft
  * cap. It is then multiplied by the derivative of the rule. */
 static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor, bool capped) {
@@ -525,8 +525,9 @@ static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s
                        a->scale);
 }
 
-/* Runs a task of the pass for dB. A task computes up to 32 rows of dB. If all query rows share the bias, dB has only
- * one row. The task sums over the sequences, heads and query rows that share these rows of dB. */
+/* Runs a task of the pass for dB, the gradient of the bias. A task computes up to 32 rows of dB. If all query rows
+ * share the bias, dB has only one row. The task sums over the sequences, heads and query rows that share these rows of
+ * dB. */
 static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
     const te__attn_kargs *a = &w->a;
     const te__attn_extra *x = &a->x;

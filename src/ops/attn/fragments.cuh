@@ -1,8 +1,9 @@
 // ops/attn/fragments.cuh: tiles of 16-bit values for the mma.sync attention kernels. A tile has rows of D channels in
 // shared memory; the fragments of a product are read from it.
 //
-// A row has D / 8 pieces of 16 bytes and one unused piece. D / 8 is even, so the eight rows that ldmatrix reads at one
-// channel lie in different banks. Every address is a constant plus a number that depends only on the lane.
+// A row has D / 8 pieces of 16 bytes and one unused piece. D / 8 is even, so the total is odd, and the eight rows that
+// ldmatrix reads at one channel lie in different banks. Every address is a constant plus a number that depends only on
+// the lane.
 #pragma once
 #include "device/mma.cuh"
 #include "ops/attn/attn.cuh"

@@ -49,8 +49,8 @@ static int te__attn_together(const te__attn_kargs *a) {
 /* The options of Hopper's kernels for steps between product and softmax. X(option, condition, value, two) is one of
  * them. If the condition is true, the kernel needs the step, and the option gets the value. `two` is 1 if the step
  * needs tiles of 128 rows, that is, two consumer warpgroups. With three warpgroups there are no registers for the step,
- * or a tile of 192 rows lies in two blocks of a block mask. The macro uses the variable `a`. The user's rule
- * (te_score_mod) is not in this list, since te__attn_launch_mod adds the rule's text to the launch. */
+ * or (for X_BLOCKS) a tile of 192 rows would lie in two blocks of the block mask. The macro uses the variable `a`. The
+ * user's rule (te_score_mod) is not in this list, since te__attn_launch_mod adds the rule's text to the launch. */
 #define TE__ATTN_STEPS(X)                                                                \
     X("X_CAP", a->x.softcap > 0.0f, 1, 1)                                                \
     X("X_ALIBI", a->x.alibi, 1, 0)                                                       \
@@ -371,9 +371,9 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     return sums ? te__attn_put_bias_sums(p, &k) : p->result;
 }
 
-/* The number of tiles of dB, or of their parts, that keeps a chip busy. If there are fewer tiles, each is cut into
- * parts. The number of parts depends on sizes only, not on the chip. A bias that all queries share needs more tiles,
- * because its tiles have different amounts of work. */
+/* How many tiles of dB (the gradient of the bias), or parts of the sums of tiles, keep a chip busy. If there are fewer
+ * tiles, the sum of each is cut into parts. The number of parts depends on sizes only, not on the chip. A bias that all
+ * queries share needs more tiles, because its tiles have different amounts of work. */
 enum { TE__ATTN_BIAS_TILES = 264, TE__ATTN_BIAS_TILES_SHARED = 1056 };
 /* Plans the gradient of the bias, which is computed from lse2 and delta. If the kernel for dK makes it
  * (te__attn_bias_in_sums), there is nothing to plan. */

@@ -5,8 +5,8 @@
 // and the 128-byte swizzle. If the head size is not a multiple of 64, only a part of the last panel is read.
 //
 // Options: X_DT (bf16, f16), X_D (channels of q and k), X_D_V (channels of v and o), X_BLOCKS (1: there is a block
-//          mask; default 0). X_D and X_D_V are 64, 96, 128, 192 or 256. If the heads have fewer channels, the others
-//          are zeros.
+//          mask; default 0). X_D and X_D_V are 64, 96, 128, 192 or 256. If the heads have fewer channels, the
+//          additional channels are zeros.
 #pragma once
 #include "device/hopper.cuh"
 #include "ops/attn/attn.cuh"

@@ -85,7 +85,8 @@ typedef struct te__attn_order {
 } te__attn_order;
 
 /* Dropout's bits in memory. A bit is 1 if the element of P is kept. For every 128 keys there is an array of `rows`
- * rows, in the same order as in lse2. A row has four words, each computed by te__attn_keep_word. */
+ * rows, in the order of lse2 (the log-sum-exp of each row). A row has four words, each computed by
+ * te__attn_keep_word. */
 typedef struct te__attn_bits {
     long long rows;
     unsigned *words; /* NULL: kernels draw the bits themselves */
@@ -184,8 +185,8 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
 } te__attn_bias_hopper_kargs;
 typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) % 64 == 0 ? 1 : -1];
 /* Shared memory of attn_bwd_bias_hopper.cu: 7 * 32768 bytes for the pipeline's stages and the tile of the bias. Each of
- * at most six stages also has a message to the consumers (48 bytes) and a pair of barriers (16 bytes). Sums of columns
- * take 512 bytes. */
+ * at most six stages also has a message to the consumers (48 bytes) and a pair of barriers (16 bytes). The sums
+ * of a tile's columns take 512 bytes. */
 #define TE__ATTN_DBIAS_SHARED (7 * 32768 + 6 * (48 + 16) + 512)
 
 /* TE__ATTN_BYTES is the size in bytes of `rows` rows of d channels, in whole panels of 64 channels. TE__ATTN_FWD_* are
@@ -200,7 +201,7 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
 #define TE__ATTN_FWD_SHARED(d, d_v, waves)                                                      \
     (TE__ATTN_FWD_INPUTS(d, d_v, waves) +                                                       \
      (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) == 1 ? 0 : (waves) * TE__ATTN_BYTES(64, d_v)) + 256)
-/* Bytes of shared memory that ALiBi needs in addition, for an operand that holds the column numbers of S (te_line).
+/* Bytes of shared memory that ALiBi needs in addition, for an operand that holds the column indices of S (te_line).
  * Together with the 256 bytes of barriers they are a multiple of 1024, so that O, which follows them, is aligned. For
  * 65 to 128 channels the kernel then uses all TE__ATTN_SHARED_MAX bytes. */
 #define TE__ATTN_LINE_BYTES(d) ((d) > 64 && (d) <= 128 ? 2816 : 3840)

@@ -1,4 +1,4 @@
-// ops/context/context_rows.cu: for sequences that are split among ranks, finds the rank of each row and the number of
+// ops/context/context_rows.cu: for sequences that are split among ranks, finds the rank of each row and the index of
 // the row on that rank (te__context_place). It writes these places as the map (row_id_map) of moe_permute, or writes
 // the inverse of this map.
 //

@@ -32,10 +32,10 @@ typedef struct te__context_merge_kargs {
     int d, x_dt, o_dt;
 } te__context_merge_kargs;
 
-/* Finds the rank *rank that has row w, and the number *local of this row on that rank. w counts the rows of all
- * sequences in order. The rows behind the last sequence are divided evenly among the ranks. Returns false if sequences
- * of these lengths cannot be split among the ranks. A GPU, where nothing has checked the lengths, then leaves row w
- * where it is. */
+/* Finds the rank *rank that has row w, and the index *local of this row on that rank. w is the index of the row in
+ * all sequences in order. The rows behind the last sequence are divided evenly among the ranks. Returns false if
+ * sequences of these lengths cannot be split among the ranks. A GPU, where nothing has checked the lengths, then leaves
+ * row w where it is. */
 TE__BOTH bool te__context_place(const te__context_rows_kargs *a, long long w, long long *rank, long long *local) {
     const long long each = a->rows / a->ranks;
     const long long end = a->cu ? a->cu[a->sequences] / a->share : a->rows;

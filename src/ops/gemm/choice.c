@@ -46,8 +46,8 @@ typedef struct te__gemm_problem {
     bool aligned; /* whether gemm_prepare has copied an operand to aligned rows */
 } te__gemm_problem;
 
-/* Returns the number of bm x bn tiles of D. If groups divide the rows of D, the result is an upper bound, since each
- * group may have one tile that is not full. */
+/* Returns the number of bm x bn tiles of D. If each group has its own rows of D, the result is an upper bound, since
+ * each group may have one tile that is not full. */
 static int64_t te__gemm_num_tiles(const te__gemm_problem *q, int64_t bm, int64_t bn) {
     const te_op_gemm_args *a = q->args;
     int64_t down = !q->groups           ? te__div_up(a->m, bm)

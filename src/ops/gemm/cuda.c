@@ -8,9 +8,9 @@
  * - gemv_k: at most sixteen lines times a K-major operand.
  * - gemv_mn: at most eight lines times an operand that is not K-major.
  * - gemm_naive: any product on any GPU.
- * Grouped GEMMs (te_op_grouped_gemm) run on gemm_hopper, gemm_mma or gemm_naive. If the groups divide the rows, only
- * the device knows their sizes. So a launch has as many blocks as there can be tiles, and blocks without a tile end at
- * once. */
+ * Grouped GEMMs (te_op_grouped_gemm) run on gemm_hopper, gemm_mma or gemm_naive. If each group has its own rows,
+ * only the device knows how many. So a launch has as many blocks as there can be tiles, and blocks without a tile end
+ * at once. */
 
 /* ---- arguments --------------------------------------------------------------------------------------------------- */
 
@@ -370,9 +370,9 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
 }
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    /* `speed` has three pairs: for a single product, for groups that divide the rows, and for groups that divide k. The
-     * second number of each pair is for products with promoted sums. If the groups divide the rows, the tiles of a
-     * cluster share A, because tiles in the same rows belong to one group. */
+    /* `speed` has three pairs: for a single product, for groups with their own rows, and for groups with their own part
+     * of k. The second number of each pair is for products with promoted sums. If each group has its own rows, the
+     * tiles of a cluster share A, because tiles in the same rows belong to one group. */
     static const te__gemm_tile_kind kinds[] = {{128, 256, 1, 2, {1.0, 0.0, 0.0, 0.0, 1.0, 0.0}},
                                                {128, 256, 1, 1, {0.985, 0.0, 0.0, 0.0, 0.985, 0.0}},
                                                {256, 128, 2, 2, {0.995, 0.96, 1.0, 1.0, 0.0, 0.96}},

@@ -494,9 +494,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     // group). Before that, the barrier of a slot could still be a whole phase behind. A wait for it would then end too
     // early, because a barrier knows only whether its phase is odd or even.
     if (PINGPONG && group == 1) te_meet_later<256>(3);
-    // PROMOTE: one warpgroup should add up while the other multiplies, instead of both doing the same at once. So
-    // before it multiplies, a warpgroup waits until the other one has done half of its multiplications. This wait only
-    // makes the kernel faster, and its length is bounded.
+    // PROMOTE: one warpgroup should add its sums in f32 while the other multiplies, instead of both doing the same at
+    // once. So before it multiplies, a warpgroup waits until the other one has done half of its multiplications. This
+    // wait only makes the kernel faster, and its length is bounded.
     auto set_busy = [&](te_u32 is) {
         if (threadIdx.x % 128 == 0) te_sts4(busy + 4 * group, is);
     };

@@ -12,8 +12,9 @@
 // pass through shared memory as f32, 16 values of k at a time. The sums run over k in ascending order, so the bits
 // depend on the operands alone. Block scales multiply the sum over each 128 values of k.
 //
-// Launch: block 256; the grid has one block for each tile. If groups divide the rows, it has at least as many
-// blocks as there can be tiles. There is no dynamic shared memory, and any alignment is allowed.
+// Launch: block 256; the grid has one block for each tile. If each group of a grouped GEMM has its own rows, the
+// grid has at least as many blocks as there can be tiles. There is no dynamic shared memory, and any alignment is
+// allowed.
 //
 // te:baseline
 #include "ops/gemm/groups.cuh"

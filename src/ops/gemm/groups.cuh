@@ -80,9 +80,9 @@ TE_DEV te__gemm_kargs te_group_product(const te__gemm_kargs &a, te_u32 group, te
     return g;
 }
 
-// Finds the group of a tile. On entry, `tile` is counted through all groups, with tiles of bm x bn. On return, `tile`
-// is counted within its group, and g has the arguments of the group's product. Returns false if there is no such tile.
-// An empty group has no tiles if it would add nothing to D.
+// Finds the group of a tile. On entry, `tile` is the index of a bm x bn tile among the tiles of all groups. On
+// return, `tile` is the index within its group, and g has the arguments of the group's product. Returns false if there
+// is no such tile. An empty group has no tiles if it would add nothing to D.
 TE_DEV bool te_group_open(const te__gemm_kargs &a, int bm, int bn, te_u32 &tile, te__gemm_kargs &g) {
     te_u32 per_row = (te_u32)te_div_up(a.n, bn) * (a.groups.along_k ? (te_u32)te_div_up(a.m, bm) : 1);
     te_group_scan at;

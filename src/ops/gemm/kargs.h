@@ -1,12 +1,12 @@
 /* ops/gemm/kargs.h: the arguments of the gemm kernels. The host's compiler and the kernels' compiler both read this
  * file, so it has plain structs alone. */
 
-/* How the operands of te_op_grouped_gemm lie in memory. If the groups divide the rows, A and D hold the groups
- * one after the other, and B is a stack with one matrix for each group. If the groups divide k, A and B hold the groups
- * one after the other along k, and D is a stack. */
+/* How the operands of te_op_grouped_gemm lie in memory. If each group has its own rows, A and D hold the groups
+ * one after the other, and B is a stack with one matrix for each group. If each group has its own part of k
+ * (`along_k`), A and B hold the groups one after the other along k, and D is a stack. */
 typedef struct te__gemm_grouping {
     const void *sizes;     /* [count], or [count + 1] offsets */
-    long long b_elements;  /* elements from one group to the next in B, or in D if the groups divide k */
+    long long b_elements;  /* elements from one group to the next in B, or in D with along_k */
     long long block_b;     /* scales of B from one group to the next */
     int count;             /* number of groups; 0: one product */
     int dt;                /* dtype of sizes: i32 or i64 */
@@ -30,7 +30,7 @@ typedef struct te__gemm_kargs {
                                      * gemv_k also gets the scales of MXFP8 and NVFP4 here, as bytes */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 8] */
     float *row_sums;                /* gemm_hopper: sums of D's columns, one for each 16 rows: [m / 16 rounded up, n] */
-    long long m, n, k;        /* in a grouped GEMM, m (or k, if the groups divide k) is the sum over all groups */
+    long long m, n, k;        /* in a grouped GEMM, m (or k, with along_k) is the sum over all groups */
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long d_split;        /* elements of D from one split to the next */
     long long ld_block_a, ld_block_b;
@@ -104,10 +104,10 @@ typedef struct te__gemm_groups_kargs {
                                     * -1 if there is no map[i] */
     te__gemm_grouping groups;
     long long total;               /* rows, or values of k, of all groups */
-    unsigned per_row;              /* if the groups divide the rows, the number of tiles side by side in one row of
-                                    * tiles; if they divide k, the number of all tiles of a group */
+    unsigned per_row;              /* without along_k, the number of tiles side by side in one row of tiles; with
+                                    * along_k, the number of all tiles of a group */
     int bm;
-    int skip_empty;                /* if the groups divide k: whether empty groups have no tiles */
+    int skip_empty;                /* with along_k: whether empty groups have no tiles */
     int pad;
     te__gemm_group_row *rows;      /* output: [count + 1]. The last element is no group; its `begin`, set to 0, is
                                     * the counter from which gemm_hopper's blocks draw tile numbers */
@@ -125,8 +125,7 @@ typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
     unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];
     te__gemm_kargs g;
     const te__gemm_group_row *rows; /* in a grouped GEMM: the output of gemm_groups */
-    const unsigned long long *maps; /* tensor maps of each group: of A and B if the groups divide k, else of D and
-                                     * aux */
+    const unsigned long long *maps; /* tensor maps of each group: of A and B with along_k, else of D and aux */
     unsigned long long pad[1];      /* fills up to a multiple of 64 bytes, so that both compilers see the same size */
 } te__gemm_hopper_kargs;
 /* checked for 64-bit pointers alone, the only ones that CUDA has */

@@ -162,9 +162,9 @@ static int64_t te__moe_row(const te__moe_route *r, int64_t t, int64_t i, int64_t
     return row >= 0 && row < r->rows ? row : -1;
 }
 
-/* Inverts the map: returns an array that has, for each row, the number token * copies + place (see te__moe_row) of the
- * copy that the map moves to this row, or -1. The caller frees the array, which has *bytes bytes. Returns NULL if
- * memory is short. */
+/* Inverts the map: returns an array with one number for each row. If the map moves a copy of a token to the row, the
+ * number is token * copies + place (see te__moe_row), otherwise -1. The caller frees the array. Sets *bytes to the size
+ * of the array. Returns NULL if memory is short. */
 static int32_t *te__moe_invert(te_ctx *te, const te__moe_route *r, size_t *bytes) {
     int32_t *source;
     int64_t t, i, row;

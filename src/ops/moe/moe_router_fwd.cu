@@ -3,7 +3,7 @@
 //
 // Each warp has one token. Shared memory holds the token's scores, the keys by which experts are chosen, and marks for
 // chosen experts. In each of topk steps, the warp takes the best of the remaining experts: each lane finds the best of
-// its own experts, then the lanes compare these. Of equal keys the lower expert wins.
+// its own experts, then the lanes compare these. Of experts with equal keys, the one with the lowest index wins.
 //
 // Launch: block 32 * warps, one warp for each token; grid: tokens / warps rounded up. Shared memory for each warp: 9
 // bytes for each expert and 5 bytes for each group of experts.

@@ -2,8 +2,8 @@
  * compiler and the kernels' compiler both read this file. So it has plain structs only. Each has at most
  * 4,000 bytes, since kernel arguments are limited to 4,096.
  *
- * The work of a launch is cut into chunks of TE__*_CHUNK elements. Chunk c belongs to the last tensor i with first[i]
- * <= c. */
+ * The work of a launch is cut into chunks of TE__*_CHUNK elements. first[i] is the first chunk of tensor i.
+ * So chunk c belongs to the last tensor i with first[i] <= c. */
 
 /* The numbers of a step of Adam. */
 typedef struct te__adam_numbers {

@@ -4,7 +4,7 @@
 // te_block_sum adds up the sums of the threads.
 //
 // So the order of additions depends only on an element's index in its tensor. The block of a tensor's first chunk also
-// records the number of this chunk among all chunks. An empty tensor has one chunk, and its sum is 0.
+// records the index of this chunk among all chunks. An empty tensor has one chunk, and its sum is 0.
 //
 // Benchmark: "norm of 64 tensors" in tests/bench/h200.csv.
 //

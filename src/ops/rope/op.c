@@ -131,7 +131,7 @@ static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args
 }
 
 /* Checks q, k and v, or a->rotated if it is given. With a->rotated, sets shape[0] and shape[1] to the first two sizes
- * of qkv. Otherwise sets all of `shape` to the shape of v. */
+ * of a->qkv. Otherwise sets all of `shape` to the shape of v. */
 static te_result te__qkv_rope_check_parts(te_ctx *te, const char *op, const te_op_qkv_rope_args *a, int64_t shape[4]) {
     const te_tensor *part[3];
     static const char *const names[3] = {"q", "k", "v"};

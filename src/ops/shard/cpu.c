@@ -169,8 +169,9 @@ static float te__shard_cast_row(const te__shard_job *j, int64_t row, float large
     }
     return largest;
 }
-/* Casts the parts begin .. end - 1 of the work. A part consists of pairs of rows (2 i, 2 i + 1). In a flat dst of 4-bit
- * codes the two rows of a pair may share a byte. Rows of different pairs never do. */
+/* Casts the parts begin .. end - 1 of the work. A part consists of pairs of rows (2 i, 2 i + 1). A flat dst has
+ * only the slice, without padding between rows. If its codes have 4 bits, the two rows of a pair may share a byte. Rows
+ * of different pairs never do. */
 static void te__shard_cast_parts(void *user, int64_t begin, int64_t end) {
     te__shard_job *j = (te__shard_job *)user;
     int64_t part, pair;

@@ -1,4 +1,5 @@
-// ops/shard/shard_scales.cu: computes the scales of a whole matrix, padding included, from the amaxes of its tiles.
+// ops/shard/shard_scales.cu: computes the scales of a whole matrix from the amaxes of its tiles. It writes zeros to the
+// padding of the scale tensors.
 //
 // A thread writes four neighbouring scales. The first row_m * row_n / 4 threads write row_scale, the others col_scale.
 // Four scales of one byte each are written in one store if the address is a multiple of 4.

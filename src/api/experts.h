@@ -114,8 +114,8 @@ typedef struct te_moe_backend {
     int dispatcher_num_sms;           /* no effect: te_group has no such setting */
     te_switch dispatcher_share_token_dispatcher; /* no effect: dispatchers keep no state that layers could share */
     bool dispatcher_async_dispatch;   /* no effect: collectives run on the context's stream */
-    bool te_experts_for_torch;        /* true => TE_EXPERTS_TORCH with an all-to-all dispatcher and several ranks means
-                                       * GroupedExpertsTE, as in Automodel */
+    bool te_experts_for_torch;        /* true => TE_EXPERTS_TORCH creates GroupedExpertsTE if there are several ranks
+                                       * and the dispatcher is an all-to-all one, as in Automodel */
     te_group *ep_group;               /* the ranks that share the experts (borrowed for the module's lifetime); NULL =>
                                        * this rank has all experts */
     te_group *cp_group;               /* the ranks that share each sequence, for the auxiliary loss (borrowed); NULL =>

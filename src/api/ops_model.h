@@ -434,7 +434,7 @@ typedef struct te_attn_fp8 {
 /* O = softmax(scale * Q K^T, masked) V, without storing the score matrix.
  *   q, o  [s_q, b, H, d], or with format TE_BSHD [b, s_q, H, d], or with TE_THD [tokens, H, d], one sequence behind the
  *         other, with a padding mask
- *   k, v  [s_kv, b, G, d], or with TE_BSHD and TE_THD in the order of q's dimensions. v may have another head size than
+ *   k, v  [s_kv, b, G, d]; with TE_BSHD [b, s_kv, G, d]; with TE_THD [tokens, G, d]. v may have another head size than
  *         q and k. Head h of q uses head h / (H / G) of k and v. All four may have any strides, with the last dimension
  *         contiguous. d is at most 1024. If it is above 256, general kernels run, which read chunks of 256 channels
  *   lse   f32 [b, H, s_q], or [H, tokens]: log(sum of exp(score)) of each row, with scores after scale, softcap, bias

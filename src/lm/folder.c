@@ -7,7 +7,7 @@
 
 enum { TE__HF_MAX_SHARDS = 10000, TE__HF_MAX_CARRIED = 256 << 20, TE__HF_MIN_EXPERT = 64 /* bytes */ };
 
-/* What te_hf_open does with a tensor in the files. */
+/* te_hf_open does one of these with each tensor in the files. */
 typedef enum te__hf_use {
     TE__HF_UNKNOWN,
     TE__HF_PARAMETER,

@@ -104,8 +104,8 @@ typedef struct te__gemm_groups_kargs {
                                     * -1 if there is no map[i] */
     te__gemm_grouping groups;
     long long total;               /* rows, or values of k, of all groups */
-    unsigned per_row;              /* without along_k, the number of tiles side by side in one row of tiles; with
-                                    * along_k, the number of all tiles of a group */
+    unsigned per_row;              /* if along_k, a group has per_row tiles; otherwise each `bm` rows of a group have
+                                    * per_row tiles */
     int bm;
     int skip_empty;                /* with along_k: whether empty groups have no tiles */
     int pad;

@@ -1,6 +1,5 @@
-/* open.c: opens and closes a context. This file has the table of all rooms. A room (te__room) is a part of the library
- * that keeps a state of its own in each context. This file may use each te__room, the CPU and the GPU. It must not
- * depend on what rooms do. */
+/* open.c: opens and closes a context. A room (te__room) is a part of the library with a state of its own in each
+ * context. This file must not depend on what rooms do. */
 
 static const te__room *const te__rooms[] = {
     &te__quant_room, &te__functions_room, &te__modules_room, &te__train_room,
@@ -56,8 +55,8 @@ static void te__open_cpu(te_ctx *te) {
     te__threads_open(te);
 }
 
-/* Opens the device that `desc` or TE_DEVICE names. If there is no name, opens the first GPU, or the CPU if there is no
- * GPU. If this fails, the context gets the CPU, so that later calls do not crash. */
+/* Opens the device that `desc` or TE_DEVICE names. Without a name, opens the first GPU or, without a GPU, the CPU. A
+ * failure gives the CPU, so that later calls do not crash. */
 static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     const char *name = desc->device ? desc->device : te__env("TE_DEVICE"),
                *whose = desc->device ? "device \"" : "TE_DEVICE is \"";
@@ -83,8 +82,8 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
 
 /* ---- opening ---- */
 
-/* Returns the whole number in the environment variable `name`. Returns `otherwise` if the variable is not set. Also
- * returns `otherwise`, with a warning, if the variable is not a number from `low` to `high`. */
+/* Returns the whole number in the environment variable `name`, or `otherwise` if it is not set. Warns if it is not from
+ * `low` to `high`. */
 static int te__env_number(te_ctx *te, const char *name, int low, int high, int otherwise) {
     const char *text = te__env(name);
     char *end;

@@ -53,8 +53,8 @@ TE_API te_result te_warmup(te_module *m, te_dtype dtype, int ndim, const int64_t
 
 /* ---- explanations ---- */
 
-/* Returns the number in the name of a GPU architecture: 90 for "sm_90", "sm_90a" or "sm_90f". Numbers from 80 on are
- * accepted. Returns 0 for any other text. */
+/* Returns the number in the name of a GPU architecture, such as 90 for "sm_90", "sm_90a" or "sm_90f". Returns 0 below
+ * 80 and for other text. */
 static int te__arch_number(const char *name) {
     char *end;
     long n;

@@ -1,5 +1,5 @@
-/* te_parts.h: the table of contents of te.h. It lists the parts in the order in which they are read and compiled. A
- * part uses only parts above it, never one below. */
+/* te_parts.h: the table of contents of te.h. It lists the parts in the order of compilation. A part uses only parts
+ * above it. */
 #ifndef TE_H_INCLUDED
 #define TE_H_INCLUDED
 
@@ -76,8 +76,7 @@
 #if defined(TE_IMPLEMENTATION) && !defined(TE_IMPLEMENTATION_DONE)
 #define TE_IMPLEMENTATION_DONE
 
-/* Some functions are called only by an optional area, such as `lm` or `moe`. They stay in te.h when that area is left
- * out, although nothing calls them then. */
+/* Some functions are called only by optional areas such as `lm` or `moe`. They stay in te.h without these areas. */
 #if defined(TE_NO_AUTOMODEL) || defined(TE_NO_LORA) || defined(TE_NO_LM) || defined(TE_NO_ONNX) || \
     defined(TE_NO_MOE) || defined(TE_NO_DIST) || defined(TE_NO_CUDA) || defined(TE_NO_PTX)
 #define TE__LEFT_OUT
@@ -310,9 +309,8 @@
 #endif
 
 /* what is built from operations */
-/* gcc compiles the parts below at -O1, because that takes less time than -O2. They have no CPU kernels, and run as fast
- * as at -O2. The parts above, some of which have CPU kernels, all keep the program's own options, because gcc does not
- * inline a function into one with other options. */
+/* gcc compiles the parts below at -O1: this takes less time, and they have no CPU kernels. The parts above keep the
+ * program's options, because gcc does not inline across options. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
 #pragma GCC push_options
 #pragma GCC optimize("O1", "strict-aliasing")

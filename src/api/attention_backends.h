@@ -2,10 +2,11 @@
  * (nemo_automodel.components.attention), and the masks that the context keeps for the backends.
  *
  * te_initialize_attn_module makes a module, which is called with tensors as models lay them out: [b, s, H, d], or
- * packed [T, H, d]. A call runs three functions, which can also be called one by one. te_preprocess_args_for_attn turns
- * the layout and the masks into those of the backend. te_attn_compute computes attention.
- * te_postprocess_output_for_attn turns the layout back. te_attn_forward runs all three, and so does te_forward_with,
- * which reads the fields `input`, `key`, `value` and `attention` of te_forward_args.
+ * packed [T, H, d]. te_attn_forward calls these functions:
+ *   te_preprocess_args_for_attn      turns the layout and the masks into those of the backend
+ *   te_attn_compute                  computes attention
+ *   te_postprocess_output_for_attn   turns the layout back
+ * So does te_forward_with, from the fields `input`, `key`, `value` and `attention` of te_forward_args.
  *
  *     te     the module is a DotProductAttention, which reads the model's layout. It supports packed sequences and
  *            softmax_offset
@@ -15,9 +16,9 @@
  *     eager  a product, a softmax, a product. It needs memory for b H s_q s_kv scores in f32, and as much again for a
  *            mask that is added
  *
- * All four give the same results and gradients, to rounding. There is one exception: a query for which an added mask
- * has the lowest number of f32 or bf16 at every key. For such a query, "eager" (and every backend on the CPU)
- * treats all keys alike; "te", "sdpa" and "flex" give 0 on CUDA.
+ * All four give the same results and gradients, to rounding. Exception: a query for which an added mask has the lowest
+ * number of f32 or bf16 at every key. There "eager" (and every backend on the CPU) treats all keys alike. "te", "sdpa"
+ * and "flex" give 0 on CUDA.
  * "tilelang", "cudnn" and "magi" are kernels of other projects: te_initialize_attn_module refuses them. */
 
 /* ---- modules ---- */
@@ -31,33 +32,34 @@ typedef struct te_attn_module_desc {
     int64_t num_qk_channels;            /* channels of one head of q and k */
     int64_t num_v_channels;             /* channels of one head of v and of the result; 0 => num_qk_channels */
     float softmax_scale;                /* 0 => 1 / sqrt(num_qk_channels) */
-    te_attn_mask attn_mask_type;        /* mask of a call that gives no masks and no lengths; 0 => causal. sdpa, flex
-                                         * and eager take TE_MASK_NONE and TE_MASK_CAUSAL alone */
+    te_attn_mask attn_mask_type;        /* mask of a call without masks and lengths; 0 => causal. sdpa, flex and eager
+                                         * take TE_MASK_NONE and TE_MASK_CAUSAL alone */
     te_qkv_format qkv_format;           /* 0 or TE_BSHD => [b, s, H, d]; TE_THD => packed, for te alone */
-    /* Kind of softmax, for te alone; 0 => vanilla. With TE_SOFTMAX_LEARNABLE the module has the parameter
-     * softmax_offset. (flex takes sinks as an argument of the call instead.) */
+    /* Kind of softmax, for te alone; 0 => vanilla. TE_SOFTMAX_LEARNABLE gives the module the parameter softmax_offset.
+     * (The sinks of flex are an argument of the call.) */
     te_softmax_type softmax_type;
     float dropout_p;                    /* for te and sdpa: probability of zeroing an element of the softmax, in
                                          * training */
     te_parallel_options parallel;       /* for te: ranks that share the heads */
-    /* How `left` of a call's window is read. false => in every backend, a query sees its own key and `left` keys before
-     * it. true => as in Automodel: the same in "te", but in "sdpa", "flex" and "eager" a query sees its own key and
-     * only `left` - 1 keys before it, and in "flex" a `left` of 0 means no window. */
+    /* How many keys a query sees for `left` of a call's window. false => its own key and `left` before it. true => as
+     * in Automodel: the same in "te"; its own and `left` - 1 before it in "sdpa", "flex" and "eager"; in "flex" a
+     * `left` of 0 means no window. */
     bool upstream_windows;
-    bool upstream_sink_scale;           /* read by flex if a call has sinks: true => softmax_scale is ignored, as in
-                                         * Automodel, and the scale is num_qk_channels^-0.5 */
+    bool upstream_sink_scale;           /* read by flex if a call has sinks: true => the scale is num_qk_channels^-0.5,
+                                         * as in Automodel; softmax_scale is ignored */
 } te_attn_module_desc;
 
-/* Makes a module of attention: for the backend "te" a DotProductAttention, for the other backends a module without
- * parameters. The caller owns the module until a parent takes it. `backend` 0 means "te" on CUDA, else "sdpa".
+/* Makes a module of attention: a DotProductAttention for "te", else a module without parameters. The caller owns it
+ * until a parent takes it. `backend` 0 means "te" on CUDA, else "sdpa".
  * TE_ERR_UNSUPPORTED "Unsupported attention implementation" for "tilelang", "cudnn", "magi" and values outside
- * te_attn_backend. TE_ERR_UNSUPPORTED for options that the backend does not have.
- * TE_ERR_INVALID for sizes that do not fit, and for "magi" if the head sizes differ or are above 128.
+ * te_attn_backend.
+ * TE_ERR_UNSUPPORTED for options that the backend does not have.
+ * TE_ERR_INVALID for sizes that do not fit.
+ * TE_ERR_INVALID for "magi" if the head sizes differ or are above 128.
  * TE_ERR_STATE inside a graph's capture.
  * Source: initialize_attn_module_and_func. */
 TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend, const te_attn_module_desc *desc);
-/* Returns the backend that a module was made for; TE_ATTN_DEFAULT for NULL, and for a module that
- * te_initialize_attn_module did not make. */
+/* Returns the backend that te_initialize_attn_module made a module for; TE_ATTN_DEFAULT for other modules and NULL. */
 TE_API te_attn_backend te_attn_backend_of(const te_module *m);
 
 /* ---- calls ---- */
@@ -95,11 +97,11 @@ typedef struct te_attn_inputs {
 /* The arguments in the form that the backend takes; te_preprocess_args_for_attn fills them. */
 typedef struct te_attn_args {
     te_tensor *q, *k, *v;         /* backend "te": the given tensors; other backends: views of them, [b, H, s, d] */
-    te_tensor *masked;            /* u8 [b or 1, 1, s_q, s_kv], 1 => the query does not see the key; NULL => no
-                                   * such mask. The backend "te" also takes padding masks [b, 1, 1, s] */
+    te_tensor *masked;            /* u8 [b or 1, 1, s_q, s_kv], 1 => the query does not see the key; NULL => none. "te"
+                                   * also takes padding masks [b, 1, 1, s] */
     te_tensor *added;             /* mask that is added to the scores; NULL => none */
-    bool is_causal;               /* query i sees keys 0 .. i; false if `masked` or `added` already says which keys a
-                                   * query sees */
+    bool is_causal;               /* query i sees keys 0 .. i; false if `masked` or `added` already says what a query
+                                   * sees */
     te_attn_call call;       /* te: the options of the call of DotProductAttention */
     int64_t window_keys;          /* flex: number of keys that a query sees, its own included; -1 => all keys up to its
                                    * own */
@@ -110,17 +112,16 @@ typedef struct te_attn_args {
 /* Fills *out with the arguments in the form that the module's backend takes. The tensors in *out belong to the
  * innermost scope.
  *
- * The backend "te" looks for attention_mask, then for cu_seqlens, then for cu_seqlens_q with cu_seqlens_kv, and uses
- * the first that is given. If none is given, `is_causal` or the module's attn_mask_type decides. The backends "sdpa"
- * and "eager" copy an attention_mask of two dimensions to the host, which waits for the device. They ignore a mask
- * without padding. With padding or a window they make a mask with one element per score, aligned at the bottom right:
- * the last query sees keys up to the last key. The context keeps the last four such masks, until the last module with
- * the backend "sdpa", "flex" or "eager" is destroyed. Inside a graph's capture, a call that would copy the mask to the
- * host fails.
+ * "te" uses the first that is given: attention_mask; cu_seqlens; cu_seqlens_q with cu_seqlens_kv; `is_causal`; the
+ * module's attn_mask_type.
+ * "sdpa" and "eager" copy an attention_mask of two dimensions to the host. The copy syncs, and fails inside a graph's
+ * capture. They ignore a mask without padding. With padding or a window they make a mask with one element per score. It
+ * is aligned at the bottom right: the last query sees keys up to the last key. The context keeps the last four such
+ * masks, until the last module with the backend "sdpa", "flex" or "eager" is destroyed.
  * Source: preprocess_args_and_kwargs_for_attn. */
 TE_API te_result te_preprocess_args_for_attn(te_module *m, const te_attn_inputs *in, te_attn_args *out);
-/* Computes attention. The result is [b, s_q, H d_v] or [T, H d_v] for te, as in DotProductAttention, and [b, H, s_q,
- * d_v] for sdpa, flex and eager. It belongs to the innermost scope. NULL on failure. */
+/* Computes attention. The result is [b, s_q, H d_v] or [T, H d_v] for te, and [b, H, s_q, d_v] for sdpa, flex and
+ * eager. It belongs to the innermost scope. NULL on failure. */
 TE_API te_tensor *te_attn_compute(te_module *m, const te_attn_args *args);
 /* Returns x, the result of te_attn_compute, in the layout of models: [b, s_q, H, d_v] or [T, H, d_v], a view where
  * possible. Source: postprocess_output_for_attn. */
@@ -132,11 +133,12 @@ TE_API te_tensor *te_attn_forward(te_module *m, const te_attn_inputs *in);
 
 /* Returns the block mask of the backend "flex" for causal attention: u8 [1, 1, ceil(s_q / 128), ceil(s_kv / 128)], the
  * same for all b sequences and all heads. window_keys is the number of keys in the window, the query's own included; -1
- * means no window. The first call makes the mask; the context keeps it for later calls with the same arguments. The
- * context keeps at most 64 masks. If there are 64, a new mask replaces the oldest, which is released. All masks are
- * released when the last module with the backend "sdpa", "flex" or "eager" is destroyed. The result is borrowed until
- * its release. NULL on failure. Making a mask copies from host memory, which a graph's capture refuses: call this
- * function once before the capture. */
+ * means no window. NULL on failure.
+ * The first call makes the mask; the context keeps it for calls with the same arguments. The result is borrowed until
+ * its release. The 65th mask releases the oldest. The destruction of the last module with the backend "sdpa", "flex" or
+ * "eager" releases all.
+ * Making a mask copies from host memory, which a graph's capture refuses: call this function once before the
+ * capture. */
 TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b, int64_t heads, int64_t s_q,
                                      int64_t s_kv);
 /* Returns the number of masks that the context keeps for te_flex_block_mask. */

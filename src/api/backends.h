@@ -1,6 +1,5 @@
-/* api/backends.h: the implementations (backends) of the parts of a model, named as in NeMo Automodel. "external"
- * marks a backend whose kernels belong to another project. te.h does not have them: creating a module with such a
- * backend fails. */
+/* api/backends.h: the implementations (backends) of the parts of a model, named as in NeMo Automodel. "external" marks
+ * kernels of another project: creating a module with such a backend fails. */
 
 /* Attention (api/attention_backends.h). */
 typedef enum te_attn_backend {

@@ -10,8 +10,7 @@
 #include <stdint.h>
 
 /* Compiler attributes; empty for compilers without them. TE_MAYBE_UNUSED silences the warning about an unused function.
- * TE_PRINTF(f, a) makes the compiler check the format string (parameter number f) against its arguments (parameter
- * number a and later). */
+ * TE_PRINTF(f, a) makes the compiler check the format string, parameter number f, against parameters a and later. */
 #if defined(__GNUC__) || defined(__clang__)
 #define TE_MAYBE_UNUSED __attribute__((unused))
 #define TE_PRINTF(f, a) __attribute__((format(printf, f, a)))
@@ -20,9 +19,8 @@
 #define TE_PRINTF(f, a)
 #endif
 
-/* TE_API is the linkage of every public function: extern, in C++ extern "C". If TE_STATIC is defined before the
- * include, every function is private to the including file, and two files of one program can each have a te.h of their
- * own. A file that defines TE_STATIC contains the implementation too. */
+/* TE_API is the linkage of every public function: extern, in C++ extern "C". TE_STATIC, defined before the include,
+ * makes every function private to the file, which then contains the implementation. */
 #ifdef TE_STATIC
 #define TE_API static TE_MAYBE_UNUSED
 #elif defined(__cplusplus)

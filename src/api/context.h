@@ -1,8 +1,7 @@
 /* api/context.h: the context: one device with its stream, memory pool, pending error and random state.
  *
- * A context and everything made in it may be used by one thread at a time, and only in the process that created it (a
- * child made by fork gets TE_ERR_STATE). Contexts share nothing but the loaded libraries and the table of compiled
- * kernels, which a mutex protects. */
+ * A context and everything made in it may be used by one thread at a time. A child process made by fork gets
+ * TE_ERR_STATE. Contexts share only the loaded libraries and the table of compiled kernels, which a mutex protects. */
 
 /* The importance of a message. A context logs the messages whose number is at most its log_level. */
 typedef enum te_log_level {
@@ -14,8 +13,8 @@ typedef enum te_log_level {
 /* Receives one message. `message` has no line end and is valid during the call. `user` is te_ctx_desc.log_user. */
 typedef void (*te_log_fn)(void *user, te_log_level level, const char *message);
 
-/* Two functions of the user that allocate and release host or device memory in place of te.h's own; give both or
- * neither. They are called from the context's own thread only. */
+/* Two functions of the user that allocate and release host or device memory; give both or neither. They are called from
+ * the context's own thread only. */
 typedef struct te_allocator {
     void *(*alloc)(void *user, size_t bytes, size_t alignment); /* returns NULL if there is no memory; `alignment` is a
                                                                  * power of two, at most 4096 */
@@ -38,31 +37,32 @@ typedef struct te_ctx_desc {
     int cpu_threads;                /* number of CPU threads; 0 => $TE_THREADS, else one per processor of the machine
                                      * (64 at most) */
     uint64_t seed;                  /* seed of the random state; 0 => 1234 */
-    bool exact_f32;                 /* on CUDA, f32 operands of GEMMs keep all their bits, and these GEMMs run without
-                                     * tensor cores; false => the operands are rounded to TF32 */
+    bool exact_f32;                 /* on CUDA, f32 operands of GEMMs keep all their bits, without tensor cores; false
+                                     * => they are rounded to TF32 */
     bool no_cubin_cache;            /* the cache folder of compiled kernels is neither read nor written; each process
                                      * compiles its kernels itself */
 } te_ctx_desc;
 
-/* Makes a context. desc may be NULL. Returns NULL only if host memory for the context could not be allocated. If desc
- * or $TE_DEVICE names a device that cannot be opened, the context has te_ok false, and te_error says what was tried and
- * what to do. If no device is named and no GPU can be used, the context runs on the CPU. The caller owns the context
- * and must call te_ctx_destroy. */
+/* Makes a context. desc may be NULL. The caller owns the context and must call te_ctx_destroy. Returns NULL only if
+ * host memory for the context could not be allocated.
+ * If the device of desc or $TE_DEVICE cannot be opened, te_ok is false. te_error then says what was tried and what to
+ * do.
+ * If no device is named and no GPU can be used, the context runs on the CPU. */
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
-/* Waits for the device and releases everything that was made in the context. Modules, groups, open files, tensors,
- * optimizers and quantizers that the caller still holds are released as well: the caller must neither use nor release
- * them afterwards. The call runs the destroy functions of module classes and the release functions of wrapped memory,
- * and logs a warning with the number of objects that the caller still held. Graphs are not released: each needs its own
- * te_graph_destroy. In a child process made by fork, the call releases memory but leaves threads and the GPU alone.
- * Syncs. te may be NULL. */
+/* Waits for the device and releases everything made in the context. Syncs. te may be NULL.
+ * Modules, groups, open files, tensors, optimizers and quantizers that the caller still holds are released as well. The
+ * caller must neither use nor release them afterwards. A warning has their number.
+ * The call runs the destroy functions of module classes and the release functions of wrapped memory.
+ * Graphs are not released: each needs its own te_graph_destroy.
+ * In a child process made by fork, the call releases memory but leaves threads and the GPU alone. */
 TE_API void te_ctx_destroy(te_ctx *te);
 
 /* Returns true while no call has failed since te_ctx_create or te_clear_error; false for NULL. In a model's first step,
- * calls can return while other threads still compile their kernels. te_ok, te_error, te_error_code and te_clear_error
- * wait for these threads, so the answer covers all calls before. */
+ * other threads may still compile kernels of calls that have returned. te_ok, te_error, te_error_code and
+ * te_clear_error wait for these threads. */
 TE_API bool te_ok(const te_ctx *te);
-/* Returns the text of the first error; "" if there is none. The text names the call, the value that is wrong, the value
- * that is needed, the module's path and the remedy. Borrowed, valid until te_clear_error. */
+/* Returns the text of the first error (borrowed until te_clear_error); "" if there is none. The text names the call,
+ * the wrong value, the needed value, the module's path and the remedy. */
 TE_API const char *te_error(const te_ctx *te);
 /* Returns the code of the first error, or TE_OK. TE_ERR_STATE for NULL. */
 TE_API te_result te_error_code(const te_ctx *te);
@@ -76,11 +76,11 @@ TE_API te_result te_error_code(const te_ctx *te);
  *
  * The repeated step then gives the same bits as if nothing had failed: te_clear_error restores the amaxes, histories
  * and scales of delayed scaling to their values at the beginning of the step. It does so if a te_forward,
- * te_autocast_end, te_backward, te_graph_launch or te_optimizer_step failed, or memory ran out. A step begins with an
- * outermost te_autocast_begin (or the launch of a graph without an optimizer). It ends with the next te_optimizer_step
- * that succeeds, or with te_model_load; in a context without an optimizer it ends where the next step begins. The
- * random state is not restored after a forward that succeeded: to draw the same numbers again, call te_rng_get before
- * the step and te_rng_set after te_clear_error. */
+ * te_autocast_end, te_backward, te_graph_launch or te_optimizer_step failed, or memory ran out.
+ * A step begins with an outermost te_autocast_begin (or the launch of a graph without an optimizer). It ends with the
+ * next te_optimizer_step that succeeds, or with te_model_load. Without an optimizer it ends where the next step begins.
+ * The random state after a forward that succeeded is not restored: call te_rng_get before the step and te_rng_set after
+ * te_clear_error. */
 TE_API void te_clear_error(te_ctx *te);
 
 /* Returns the name of the context's device: "cpu" or "cuda:N" (borrowed). */
@@ -107,8 +107,7 @@ typedef struct te_memory_stats {
     uint64_t allocs;        /* number of allocations so far */
     uint64_t device_allocs; /* number of allocations that the cache of free blocks could not serve */
     size_t pinned;          /* bytes of pinned host memory, in use or cached */
-    size_t offloaded;       /* bytes in pinned memory that CPU offload (te_cpu_offload_begin) holds for a backward
-                             * pass */
+    size_t offloaded;       /* bytes in pinned memory that te_cpu_offload_begin holds for a backward pass */
     uint64_t copied_out, copied_in; /* bytes that CPU offload has copied so far to pinned memory, and back */
 } te_memory_stats;
 
@@ -120,14 +119,14 @@ TE_API void te_memory_reset_peak(te_ctx *te);
 TE_API void te_memory_trim(te_ctx *te);
 
 /* Opens a scope. Every tensor belongs to the innermost open scope. The end of the scope releases each tensor that was
- * not retained, and the tape nodes recorded inside. A tensor made outside of all scopes belongs to the context and
- * lives as long as the context. (A program that calls te_backward a hundred times without a scope gets one warning.)
- * Scopes may be nested. */
+ * not retained, and the tape nodes recorded inside. Scopes may be nested.
+ * A tensor made outside of all scopes lives as long as the context. (A hundred calls of te_backward without a scope
+ * give one warning.) */
 TE_API te_result te_scope_begin(te_ctx *te);
 /* Ends the innermost scope. TE_ERR_STATE (te_error_code) if none is open. */
 TE_API void te_scope_end(te_ctx *te);
 
-/* Sets the random state to (seed, 0). Random numbers come from Philox4x32-10: its key is the seed, and each random
+/* Sets the random state to (seed, 0). Random numbers come from Philox4x32-10, whose key is the seed; each random
  * operation uses one offset. The same (seed, offset) gives the same bits on the CPU and on every GPU. TE_ERR_STATE
  * inside a graph's capture. */
 TE_API void te_seed(te_ctx *te, uint64_t seed);
@@ -136,20 +135,19 @@ TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset);
 /* Sets the random state to values that te_rng_get has read. TE_ERR_STATE inside a graph's capture. */
 TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset);
 
-/* Named random states. A named state takes the place of the context's state where each rank must draw its own numbers:
- * for sharded weights, and for dropout in attention whose heads are split over ranks. The modules' option
- * rng_tracker_name selects one. te_checkpoint and graphs treat named states like the context's; te_model_save does not
- * write them. TransformerEngine: CudaRNGStatesTracker.
+/* Named random states. A named state replaces the context's where each rank must draw its own numbers: for sharded
+ * weights, and for dropout in attention whose heads are split over ranks. The modules' option rng_tracker_name selects
+ * one. te_checkpoint and graphs treat named states like the context's; te_model_save does not write them.
+ * TransformerEngine: CudaRNGStatesTracker.
  *
- * te_rng_tracker_add makes the state (seed, 0) with the given name (copied, at most 63 characters). The state lives as
- * long as the context. TE_ERR_INVALID if the context already has a named state with this name or this seed, or
- * TE_MAX_RNG_TRACKERS named states. */
+ * te_rng_tracker_add makes the state (seed, 0), which lives as long as the context. Its name is copied and has at
+ * most 63 characters. TE_ERR_INVALID if the name or the seed is taken, or if there already are TE_MAX_RNG_TRACKERS
+ * states. */
 #define TE_MAX_RNG_TRACKERS 16 /* maximum number of named random states in a context */
 TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed);
 /* te_rng_fork_begin makes the named state the context's random state until te_rng_fork_end: te_rng_get, te_seed and all
- * random operations use it. The next region with this name continues from the state at te_rng_fork_end. Regions may
- * be nested. A graph's capture and te_graph_launch must be outside of such a region, but a whole region may be inside a
- * capture. */
+ * random operations use it. The next region with this name continues from there. Regions may be nested. A graph's
+ * capture may contain whole regions, but must not begin or end inside one. te_graph_launch must be outside. */
 TE_API te_result te_rng_fork_begin(te_ctx *te, const char *name);
 TE_API te_result te_rng_fork_end(te_ctx *te);
 /* Reads a named state; either pointer may be NULL. */

@@ -1,7 +1,6 @@
 /* api/context_parallel.h: batches for ranks that share sequences (te_parallel_options.cp_group), in TransformerEngine's
  * layout. With n ranks, a sequence is cut into 2 n chunks of equal length, and rank r has chunk r followed by chunk 2 n
- * - 1 - r. Tensors may have any format whose elements are whole bytes. Results are new tensors in the innermost scope;
- * no gradient flows through them.
+ * - 1 - r. Elements must be whole bytes. Results are new tensors in the innermost scope, without gradients.
  *
  *     te_pad_thd_sequences_for_cp      called once per batch: pads sequences to multiples of 2 n
  *     te_get_batch_on_this_cp_rank     returns this rank's part of ids, targets or positions
@@ -9,26 +8,26 @@
 
 /* How the tokens of a batch are laid out, and which ranks share them. */
 typedef struct te_cp_batch {
-    te_group *cp_group;     /* the ranks that share the tokens (borrowed); NULL => one rank, which has all tokens.
-                             * (TransformerEngine's default is the group of all ranks) */
+    te_group *cp_group;     /* the ranks that share the tokens (borrowed); NULL => this rank alone (TransformerEngine:
+                             * all ranks) */
     te_group *cp_p2p_group; /* the ranks of the ring with TE_CP_A2A_P2P (borrowed); NULL => none */
-    te_qkv_format format;   /* TE_SBHD: tokens along the first dimension; TE_BSHD: along the second; TE_THD: along the
-                             * first, or [1, tokens, ..]; 0 => TE_SBHD. TransformerEngine's default is thd */
-    te_tensor *cu_seqlens_padded; /* for TE_THD: i32 [b + 1], where each padded sequence begins (borrowed);
-                                   * the length of each sequence is a multiple of 2 n, for n ranks */
+    te_qkv_format format;   /* dimension of the tokens. TE_SBHD: the first; TE_BSHD: the second; TE_THD: the first, or
+                             * [1, tokens, ..]; 0 => TE_SBHD (TransformerEngine: thd) */
+    te_tensor *cu_seqlens_padded; /* for TE_THD: i32 [b + 1], where each padded sequence begins (borrowed); lengths are
+                                   * multiples of 2 n, for n ranks */
 } te_cp_batch;
 
-/* Returns this rank's tokens of x: [.., s / n, ..] with n ranks. x [.., s, ..] is the whole batch, on every rank. NULL
- * with TE_ERR_SHAPE if 2 n does not divide the number of tokens s. If 2 n does not divide the length of a sequence in
- * cu_seqlens_padded, the call fails on the CPU. On a GPU the call does not notice such a length, and its result is
- * wrong. Source: transformer_engine.pytorch, get_batch_on_this_cp_rank, which takes TE_THD alone. */
+/* Returns this rank's tokens of x: [.., s / n, ..] with n ranks. x [.., s, ..] is the whole batch, on every rank.
+ * TE_ERR_SHAPE if 2 n does not divide s. 2 n must also divide each length in cu_seqlens_padded: else the call fails on
+ * the CPU, but gives a wrong result on a GPU.
+ * Source: transformer_engine.pytorch, get_batch_on_this_cp_rank, which takes TE_THD alone. */
 TE_API te_tensor *te_get_batch_on_this_cp_rank(te_tensor *x, const te_cp_batch *batch);
-/* Undoes te_get_batch_on_this_cp_rank: gathers the n ranks' x [.., s / n, ..] into the whole batch, in the order of the
- * sequences, on every rank. All ranks must call it. If x is NULL on one rank, every rank gets NULL. */
+/* Undoes te_get_batch_on_this_cp_rank: gathers the n ranks' x [.., s / n, ..] into the whole batch, on every rank. All
+ * ranks must call it. If x is NULL on one rank, every rank gets NULL. */
 TE_API te_tensor *te_gather_batch_of_cp_ranks(te_tensor *x, const te_cp_batch *batch);
-/* Returns the indices of this rank's tokens among all total_tokens tokens: i32 [total_tokens / cp_size], for use with
- * te_embedding_lookup. cu_seqlens is i32 [b + 1]: where each padded sequence begins. Source:
- * transformer_engine_torch, thd_get_partitioned_indices. */
+/* Returns the indices of this rank's tokens among all total_tokens tokens, for te_embedding_lookup: i32 [total_tokens /
+ * cp_size]. cu_seqlens is i32 [b + 1]: where each padded sequence begins.
+ * Source: transformer_engine_torch, thd_get_partitioned_indices. */
 TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t total_tokens, int cp_size, int cp_rank);
 
 /* The result of te_pad_thd_sequences_for_cp: a packed batch whose sequences have padded lengths. */
@@ -38,15 +37,14 @@ typedef struct te_padded_sequences {
 } te_padded_sequences;
 /* Pads each sequence of input_ids and labels (i32 or i64, [N] or [1, N]; labels may be NULL) at its end, to a multiple
  * of divisibility_factor (normally 2 * cp_size). The padding is padding_token_id (usually 0) and padding_label_id
- * (usually -100, which te_cross_entropy ignores). cu_seqlens is i32 [b + 1]; tokens behind the last sequence are
- * dropped. The call copies all three tensors to the host, so it waits for the device. TE_ERR_INVALID if the numbers in
- * cu_seqlens descend or are above N.
+ * (usually -100, which te_cross_entropy ignores).
+ * cu_seqlens is i32 [b + 1]; tokens behind the last sequence are dropped. TE_ERR_INVALID if its numbers descend or are
+ * above N. Syncs: copies the three tensors to the host.
  * Source: transformer_engine.pytorch, pad_thd_sequences_for_cp. */
 TE_API te_result te_pad_thd_sequences_for_cp(te_tensor *input_ids, te_tensor *labels, te_tensor *cu_seqlens,
                                              int64_t divisibility_factor, int64_t padding_token_id,
                                              int64_t padding_label_id, te_padded_sequences *out);
-/* Returns the positions of all N' tokens, padding included, for sequences padded by te_pad_thd_sequences_for_cp: 0, 1,
- * 2 and so on in each sequence, continued through its padding. The result is [N'], in i32 or i64 (dtype 0 => i64). The
- * call copies cu_seqlens to the host, so it waits for the device. Source: transformer_engine.pytorch,
- * generate_positional_ids_for_cp. */
+/* Returns the positions of all N' tokens of te_pad_thd_sequences_for_cp, padding included: [N'], in i32 or i64 (dtype 0
+ * => i64). They count 0, 1, 2 and so on in each sequence, through its padding. Syncs: copies cu_seqlens to the host.
+ * Source: transformer_engine.pytorch, generate_positional_ids_for_cp. */
 TE_API te_tensor *te_generate_positional_ids_for_cp(te_tensor *cu_seqlens, int64_t divisibility_factor, te_dtype dtype);

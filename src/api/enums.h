@@ -1,5 +1,5 @@
-/* api/enums.h: the enums that both host code and kernels use. Kernels include this file, so it must contain plain enums
- * and nothing else. */
+/* api/enums.h: the enums that both host code and kernels use. Kernels include this file, so it contains plain enums
+ * alone. */
 
 /* The number format of a tensor's elements.
  *   E4M3  the "fn" variant: no infinity, NaN = S.1111.111, largest 448
@@ -19,8 +19,7 @@ typedef enum te_dtype {
     TE_U8 = 8,         /* raw bytes */
     TE_I32 = 9,        /* ids, offsets */
     TE_I64 = 10,       /* ids, offsets, counts */
-    TE_I16 = 11,       /* for indices of experts (a router's topk_indices); kernels only copy i16 elements, and host
-                        * code converts them */
+    TE_I16 = 11,       /* for a router's topk_indices; kernels only copy i16 elements, and host code converts them */
     TE_DTYPE_COUNT = 12
 } te_dtype;
 
@@ -30,8 +29,8 @@ typedef enum te_random_kind {
     TE_RANDOM_NORMAL = 1   /* mean a, standard deviation b */
 } te_random_kind;
 
-/* Selects chunks of each sequence under context parallelism. A sequence that n ranks share is cut into 2 n chunks of
- * equal length; rank r has chunks r and 2 n - 1 - r. */
+/* Selects chunks under context parallelism. A sequence of n ranks is cut into 2 n equal chunks; rank r has chunks r and
+ * 2 n - 1 - r. */
 typedef enum te_context_chunks {
     TE_CHUNKS_BOTH = 0,   /* both chunks of the rank */
     TE_CHUNKS_FIRST = 1,  /* the rank's chunk r */
@@ -56,9 +55,8 @@ typedef enum te_scaling {
                               * amax of the whole tensor or of each row */
 } te_scaling;
 
-/* The error measure of NVFP4's option 4-over-6. With this option each block is quantized twice: once so that its amax
- * becomes the code of value 6, and once so that it becomes the code of value 4. The result with the smaller error is
- * kept. */
+/* The error measure of NVFP4's option 4-over-6. Each block is quantized twice: its amax becomes code value 6, then 4.
+ * The smaller error wins. */
 typedef enum te_4over6_error {
     TE_4OVER6_OFF = 0, /* option off: the amax becomes the code of value 6 */
     TE_4OVER6_MAE = 1, /* error: sum of |x - decoded| */
@@ -101,8 +99,8 @@ typedef enum te_qkv_format {
 
 /* The keys j that query i sees. */
 typedef enum te_attn_mask {
-    TE_MASK_DEFAULT = 0,             /* in a module's options it means TE_MASK_CAUSAL, as in TransformerEngine; in a
-                                      * forward call it means the module's own mask */
+    TE_MASK_DEFAULT = 0,             /* in a module's options TE_MASK_CAUSAL, as in TransformerEngine; in a forward call
+                                      * the module's own mask */
     TE_MASK_NONE = 1,                /* all */
     TE_MASK_CAUSAL = 2,              /* j <= i */
     TE_MASK_CAUSAL_BOTTOM_RIGHT = 3, /* j <= i + s_kv - s_q */
@@ -117,12 +115,12 @@ typedef enum te_attn_mask {
 typedef enum te_softmax_type {
     TE_SOFTMAX_VANILLA = 0,    /* the sum of exp of the scores */
     TE_SOFTMAX_OFF_BY_ONE = 1, /* 1 plus the sum of exp of the scores */
-    TE_SOFTMAX_LEARNABLE = 2   /* exp(softmax_offset) plus the sum of exp of the scores; each head has its own
-                                * softmax_offset, which is trained */
+    TE_SOFTMAX_LEARNABLE = 2   /* exp(softmax_offset) plus the sum of exp of the scores; softmax_offset is trained, one
+                                * per head */
 } te_softmax_type;
 
-/* An element of te_attn_rule.block_mask: says which keys of a block are seen by the queries of the block. A block has
- * TE_ATTN_BLOCK_SIZE keys and as many queries. */
+/* An element of te_attn_rule.block_mask: the keys of a block that its queries see. A block has TE_ATTN_BLOCK_SIZE keys
+ * and as many queries. */
 typedef enum te_attn_block {
     TE_ATTN_BLOCK_EMPTY = 0,   /* no keys, whatever other masks allow; attention skips the block */
     TE_ATTN_BLOCK_PARTIAL = 1, /* the keys that all other masks allow */

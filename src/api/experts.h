@@ -1,7 +1,6 @@
-/* api/experts.h: mixtures of experts (MoE) as in NeMo Automodel (nemo_automodel.components.moe): gates that choose
- * experts, expert modules, dispatchers that bring tokens to the ranks of their experts, and weights in files with
- * Hugging Face names. They use the functions of api/moe.h. Below, T is the number of tokens, E the number of experts, K
- * the number of experts that each token uses. Inputs and outputs:
+/* api/experts.h: mixtures of experts (MoE) as in NeMo Automodel (nemo_automodel.components.moe): gates, expert modules,
+ * dispatchers that bring tokens to the ranks of their experts, and files with Hugging Face names. T is the number of
+ * tokens, E of experts, K of experts that each token uses. Inputs and outputs:
  *
  *     args.input            x: [.., dim] for Gate, FakeBalancedGate and MoE, [T, dim] for expert modules
  *     args.attention.attention_mask   u8, one number per token; 1 => the token is padding and goes to no expert
@@ -16,31 +15,29 @@
  *                           te_gate_create, without the coefficient. The caller must not add it to the loss: the
  *                           backward pass includes its gradient
  *
- * Expert parallelism. Each rank of ep_group has E / size experts, in the order of the ranks. All ranks make all calls
- * together, each with its own tokens; a rank may have no tokens. An expert without tokens gets gradients of 0.
- * Dispatchers:
+ * Expert parallelism. Each rank of ep_group has E / size experts, in the order of the ranks. A rank may have no tokens.
+ * An expert without tokens gets gradients of 0. All ranks must make all calls of a group in the same order, backward
+ * passes included, whatever their numbers of tokens. Dispatchers:
  *     torch                     tokens of all ranks are gathered, each rank computes its experts, and the results are
  *                               summed in f32
- *     deepep, uccl_ep, hybridep tokens are sent to the ranks of their experts and back by te_all_to_all, which the
- *                               group must support. All three names have the same implementation. The host waits for
- *                               the numbers of tokens
- * All ranks must make the calls of a group in the same order, backward passes included: the order must not depend on
- * a rank's number of tokens.
+ *     deepep, uccl_ep, hybridep one implementation: te_all_to_all, which the group must support, sends tokens to the
+ *                               ranks of their experts and back. The host waits for the numbers of tokens
  *
- * te.h differs from Automodel in four places where Automodel has defects. First, the backend "torch" of experts with an
- * all-to-all dispatcher runs one GEMM per expert instead of GroupedLinears (te_experts_for_torch selects
- * GroupedLinears). Second, dispatchers share no state, so each layer may have another number of experts. Third, with
- * every score function, experts of groups that were not chosen cannot be chosen (te_moe_config.rules_of_automodel
- * restores Automodel's rule). Fourth, if a gate runs again in the backward pass (checkpointing), its tokens are
- * counted once. */
+ * te.h differs from Automodel in four places where Automodel has defects:
+ *   - the backend "torch" of experts with an all-to-all dispatcher runs one GEMM per expert; te_experts_for_torch
+ *     selects Automodel's GroupedLinears
+ *   - dispatchers share no state, so each layer may have another number of experts
+ *   - with every score function, experts of groups that were not chosen cannot be chosen;
+ *     te_moe_config.rules_of_automodel restores Automodel's rule
+ *   - a gate that runs again in the backward pass (checkpointing) counts its tokens once */
 
-/* The function from logits to scores. Each value also says how groups of experts are ranked, and whether experts are
- * chosen by biased scores, that is, scores plus the buffer e_score_correction_bias. */
+/* The function from logits to scores, the rank of groups of experts, and the use of biased scores: scores plus
+ * e_score_correction_bias. */
 typedef enum te_gate_score {
-    TE_GATE_SOFTMAX = 0,           /* softmax over the chosen experts, or over all experts with softmax_before_topk;
-                                    * uses no bias and no groups */
-    TE_GATE_SIGMOID = 1,           /* sigmoid; groups are ranked by their best expert or, if there is a bias, by the sum
-                                    * of their two best experts */
+    TE_GATE_SOFTMAX = 0,           /* softmax over the chosen experts, or over all with softmax_before_topk; no bias, no
+                                    * groups */
+    TE_GATE_SIGMOID = 1,           /* sigmoid; groups are ranked by their best expert, or with a bias by the sum of
+                                    * their two best */
     TE_GATE_SIGMOID_WITH_BIAS = 2, /* sigmoid; groups are ranked by the sum of their two best experts */
     TE_GATE_SOFTMAX_WITH_BIAS = 3, /* softmax over all experts; groups are ranked by the sum of their two best
                                     * experts */
@@ -64,19 +61,19 @@ typedef struct te_moe_config {
     int n_expert_groups;       /* number of groups of experts, of equal size; 0 => 1 */
     int n_limited_groups;      /* number of groups from which a token's experts come; 0 => 1 */
     bool no_train_gate;        /* the gate's weight and bias are frozen (Automodel: train_gate = False) */
-    float gate_bias_update_factor; /* step size of te_gate_update_bias; 0 => there is no e_score_correction_bias, unless
+    float gate_bias_update_factor; /* step size of te_gate_update_bias; 0 => no e_score_correction_bias, unless
                                     * force_e_score_correction_bias is set */
     float aux_loss_coeff;      /* coefficient of the auxiliary loss; 0 => no auxiliary loss */
     te_gate_score score_func;  /* 0 => softmax */
     float route_scale;         /* factor of the router weights; 0 => 1 */
-    int64_t dim, inter_dim, moe_inter_dim; /* dim is the size of a token. inter_dim, the inner size of the model's dense
-                                            * MLPs, is not read here. moe_inter_dim is the inner size of an expert */
+    int64_t dim, inter_dim, moe_inter_dim; /* dim: size of a token. inter_dim: inner size of the model's dense MLPs, not
+                                            * read here. moe_inter_dim: inner size of an expert */
     bool norm_topk_prob;       /* true => with K > 1 the router weights are divided by their sum + 1e-20 */
-    bool router_bias, expert_bias; /* router_bias: the gate has a bias. expert_bias: experts, shared experts and latent
-                                    * projections have biases */
+    bool router_bias, expert_bias; /* router_bias: the gate has a bias. expert_bias: all experts and latent projections
+                                    * have biases */
     te_expert_activation expert_activation; /* 0 => swiglu */
-    bool apply_router_weight_after_down; /* true => router weights multiply the f32 output of the second linear layer,
-                                          * bias included; false => they multiply the output of the activation */
+    bool apply_router_weight_after_down; /* true => router weights multiply the second linear layer's f32 output, bias
+                                          * included; false => the activation's output */
     float activation_alpha, activation_limit; /* alpha and limit of swigluoai and quick_geglu; 0 => 1.702 and 7; a limit
                                                * of INFINITY clamps nothing */
     float swiglu_limit;        /* clamp limit of swiglu; 0 => none */
@@ -89,16 +86,16 @@ typedef struct te_moe_config {
     int64_t shared_expert_inter_dim; /* size inside one shared expert; 0 => moe_inter_dim */
     bool force_e_score_correction_bias; /* true => e_score_correction_bias exists even if gate_bias_update_factor is
                                          * 0 */
-    int64_t moe_latent_size;   /* routed experts read the tokens projected to this size; 0 => the tokens themselves. The
-                                * gate always reads the tokens */
+    int64_t moe_latent_size;   /* routed experts, but not the gate, read the tokens projected to this size; 0 => no
+                                * projection */
     bool enable_routing_replay; /* not implemented: TE_ERR_UNSUPPORTED */
     bool rules_of_automodel;   /* for checkpoints trained in Automodel: with TE_GATE_SIGMOID and
-                                * TE_GATE_SOFTMAX_WITH_BIAS, biased scores of groups that are not chosen become 0. Since
-                                * 0 is above negative scores, experts of these groups may be chosen too, and K may be
-                                * larger than the number of experts in the chosen groups */
+                                * TE_GATE_SOFTMAX_WITH_BIAS, biased scores of groups that are not chosen become 0.
+                                * Experts of these groups may still be chosen, since negative scores are lower. K may
+                                * exceed the experts in the chosen groups */
     te_params_device device;   /* where parameters are allocated; 0 => the context's device */
-    float init_std;            /* weights start as N(0, init_std^2), except those of GroupedLinears; 0 => 0.02. Biases
-                                * start at 0 */
+    float init_std;            /* weights start as N(0, init_std^2), except in GroupedLinears; 0 => 0.02. Biases start
+                                * at 0 */
     const char *name;          /* copied; NULL => "moe", "gate", "experts" */
 } te_moe_config;
 
@@ -114,8 +111,8 @@ typedef struct te_moe_backend {
     int dispatcher_num_sms;           /* no effect: te_group has no such setting */
     te_switch dispatcher_share_token_dispatcher; /* no effect: dispatchers keep no state that layers could share */
     bool dispatcher_async_dispatch;   /* no effect: collectives run on the context's stream */
-    bool te_experts_for_torch;        /* true => TE_EXPERTS_TORCH creates GroupedExpertsTE if there are several ranks
-                                       * and the dispatcher is an all-to-all one, as in Automodel */
+    bool te_experts_for_torch;        /* true => TE_EXPERTS_TORCH creates GroupedExpertsTE for several ranks with an
+                                       * all-to-all dispatcher, as in Automodel */
     te_group *ep_group;               /* the ranks that share the experts (borrowed for the module's lifetime); NULL =>
                                        * this rank has all experts */
     te_group *cp_group;               /* the ranks that share each sequence, for the auxiliary loss (borrowed); NULL =>
@@ -123,50 +120,59 @@ typedef struct te_moe_backend {
     int world_size;                   /* number of all ranks of the program; 0 => the size of ep_group */
 } te_moe_backend;
 
-/* Creates a Gate, which chooses experts and computes router weights for each token. Logits are x W^T + bias in
- * gate_precision. Scores are computed in f32. Router weights are in x's format, or f32 with router_weights_fp32. The
- * buffer e_score_correction_bias affects which experts are chosen, but not their weights. Parameters: weight [E, dim],
- * bias [E]; buffer: e_score_correction_bias f32 [E]. Owned by the caller. In training with aux_loss_coeff, the
- * auxiliary loss is L = sum over experts e of f_e P_e. f_e = load_e E / (K max(N, 1)), where load_e is the number of
- * tokens of expert e, K the number of experts per token, and N the number of tokens that are not padding. P_e is the
- * sum over these N tokens of their score for e, divided by max(N, 1). Loads, N and scores include all ranks of cp_group
- * (borrowed; may be NULL). The backward pass of the router weights adds the gradient of L (te_set_moe_aux_loss_scale).
- * TE_ERR_INVALID for gate_bias_update_factor with no_train_gate. Source: nemo_automodel.components.moe.layers.Gate. */
+/* Creates a Gate, which chooses experts and computes router weights for each token. Owned by the caller.
+ * Parameters: weight [E, dim], bias [E]. Buffer: e_score_correction_bias f32 [E], which affects the choice of experts,
+ * but not their weights.
+ * Logits are x W^T + bias in gate_precision. Scores are in f32. Router weights are in x's format, or f32 with
+ * router_weights_fp32.
+ *
+ * In training with aux_loss_coeff, the auxiliary loss is L = sum over experts e of f_e P_e, with
+ *
+ *     f_e = load_e E / (K max(N, 1))
+ *     P_e = (sum over the N tokens of their score for e) / max(N, 1)
+ *
+ * load_e is the number of tokens of expert e. N is the number of tokens that are not padding. Both include all ranks of
+ * cp_group (borrowed; may be NULL), and so do the scores. The backward pass of the router weights adds the gradient of
+ * L (te_set_moe_aux_loss_scale).
+ * TE_ERR_INVALID for gate_bias_update_factor with no_train_gate.
+ * Source: nemo_automodel.components.moe.layers.Gate. */
 TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dtype gate_precision, te_group *cp_group);
 /* Returns how many tokens each expert has had since the last te_gate_update_bias: f32 [E], borrowed from the module.
- * Tokens are counted only in training with gate_bias_update_factor. NULL if nothing has been counted, or if m is no
- * Gate. */
+ * Tokens count only in training with gate_bias_update_factor. NULL if nothing has been counted, or if m is no Gate. */
 TE_API te_tensor *te_gate_expert_load(te_module *m);
-/* Updates the buffer that biases the choice of experts: e_score_correction_bias += gate_bias_update_factor *
- * sign(mean(load) - load), where load is te_gate_expert_load summed over the ranks of `group` (NULL => this rank
- * alone). Then sets the load to 0. All ranks call it.
- * The update is in f32 even if the buffer was cast. Syncs. Does nothing for a FakeBalancedGate. TE_ERR_INVALID if
- * gate_bias_update_factor is 0; TE_ERR_STATE in evaluation, or if nothing has been counted. */
+/* Adds gate_bias_update_factor * sign(mean(load) - load) to e_score_correction_bias, then sets the load to 0. load is
+ * te_gate_expert_load, summed over the ranks of `group` (NULL => this rank alone). All ranks call it.
+ * The update is in f32 even if the buffer was cast. Syncs. Does nothing for a FakeBalancedGate.
+ * TE_ERR_INVALID if gate_bias_update_factor is 0; TE_ERR_STATE in evaluation, or if nothing has been counted. */
 TE_API te_result te_gate_update_bias(te_module *m, te_group *group);
-/* Sets the factor by which later backward passes of this context multiply the gradients of auxiliary losses; 0 => 1.
- * Automodel's trainers set it to the size of the context-parallel group divided by the number of microbatches. Source:
- * MoEAuxLossAutoScaler.main_loss_backward_scale. */
+/* Sets the factor of auxiliary losses' gradients in later backward passes of this context; 0 => 1. Automodel's trainers
+ * set it to the size of the context-parallel group divided by the number of microbatches.
+ * Source: MoEAuxLossAutoScaler.main_loss_backward_scale. */
 TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale);
 
-/* Creates a FakeBalancedGate, which chooses K of E experts for each token evenly, for benchmarks. Choice number j of
- * token t is the expert with number skip + (t K + j) mod (E - skip), with weight 1 / K; skip is skip_first_n_experts, 0
- * to E - 1. With noise n > 0, each token takes the K experts with the largest u + 0.1 n z. The number u is uniform,
- * drawn for each token and expert; z is from N(0, 1), drawn once for each expert. The weights are (1 - n) / K + n v /
- * sum(v), with v uniform, drawn for each of the token's K experts. The seed of these numbers is made from the first
- * four elements of the input, so equal inputs give equal choices. The host waits for these elements. Weights are in
- * the input's format.
- * The module has no parameters and does not read attention_mask. Owned by the caller. Source:
- * nemo_automodel.components.moe.layers.FakeBalancedGate. */
+/* Creates a FakeBalancedGate, which chooses K of E experts for each token evenly, for benchmarks. Owned by the caller.
+ * The module has no parameters and does not read attention_mask. Weights are in the input's format.
+ *
+ * Without noise, choice j of token t is expert skip + (t K + j) mod (E - skip), with weight 1 / K; skip is
+ * skip_first_n_experts, 0 to E - 1.
+ * With noise n > 0, each token takes the K experts with the largest u + 0.1 n z. u is uniform, drawn for each token and
+ * expert. z is N(0, 1), drawn for each expert. The weights are (1 - n) / K + n v / sum(v). v is uniform, drawn for each
+ * of the token's K experts. The seed comes from the first four elements of the input, for which the host waits: equal
+ * inputs give equal choices.
+ * Source: nemo_automodel.components.moe.layers.FakeBalancedGate. */
 TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts,
                                                float noise);
 
-/* Creates experts. The output of a token x is the sum of p act(x Wg_e + bg_e) Wd_e + p bd_e over its experts e, where p
- * is the router weight of e. Copies of the tokens are sorted by expert. Sums over a token's experts are in f32.
- * Parameters, where E is the number of this rank's experts and inter is moe_inter_dim: gate_and_up_projs [E, dim, 2
- * inter] ([E, dim, inter] if not gated), down_projs [E, inter, dim], gate_up_proj_bias [E, 2 inter], down_proj_bias [E,
- * dim]. Parameters whose format is not x's are cast in each call. With moe_latent_size, dim is that size. Indices
- * outside 0 .. n_routed_experts - 1 are skipped. Gradients have the formats of the input and of the parameters.
- * TE_ERR_INVALID for an input that is a shard.
+/* Creates experts, owned by the caller. The output of a token x is the sum of p act(x Wg_e + bg_e) Wd_e + p bd_e over
+ * its experts e, with router weights p. Sums over a token's experts are in f32. Indices outside 0 .. n_routed_experts -
+ * 1 are skipped.
+ * Parameters, with E experts of this rank and inter = moe_inter_dim:
+ *   gate_and_up_projs    [E, dim, 2 inter] ([E, dim, inter] if not gated)
+ *   down_projs           [E, inter, dim]
+ *   gate_up_proj_bias    [E, 2 inter] ([E, inter] if not gated)
+ *   down_proj_bias       [E, dim]
+ * With moe_latent_size, dim is that size. Parameters whose format is not x's are cast in each call. Gradients have the
+ * formats of the input and of the parameters.
  *
  *   te_grouped_experts_create         for the dispatcher "torch". If backend->experts is "torch_mm" or
  *                                     "torch_mm_mxfp8", it runs grouped GEMMs with group sizes on the device. Else it
@@ -178,10 +184,11 @@ TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *
  *                                     tokens and weights are padded to the recipe's blocks. TE_ERR_INVALID with
  *                                     apply_router_weight_after_down
  *
- * With "torch_mm_mxfp8", the operands of the forward GEMMs and of the GEMMs for the input's gradient are rounded to
- * MXFP8, with blocks along the summed dimension. The GEMMs for the weights' gradients stay in high precision. If dim or
- * inter is not a multiple of 32, all GEMMs stay in high precision, and the context logs one warning.
- * TE_ERR_INVALID if the number of ranks does not divide n_routed_experts, or if backend is NULL. Owned by the caller.
+ * "torch_mm_mxfp8" rounds the operands of the forward and input-gradient GEMMs to MXFP8, with blocks along the summed
+ * dimension. Weight-gradient GEMMs stay in high precision. If dim or inter is not a multiple of 32, all GEMMs stay in
+ * high precision, with one warning.
+ * TE_ERR_INVALID if the number of ranks does not divide n_routed_experts, or if backend is NULL. Forward calls give
+ * TE_ERR_INVALID for an input that is a shard.
  * Source: nemo_automodel.components.moe.experts, the classes of these names. */
 TE_API te_module *te_grouped_experts_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend);
 TE_API te_module *te_grouped_experts_deepep_create(te_ctx *te, const te_moe_config *config,
@@ -197,29 +204,29 @@ typedef enum te_experts_tensor {
 } te_experts_tensor;
 /* Returns the tensor's name, for instance "gate_and_up_projs"; "?" for a value outside the enum. Static string. */
 TE_API const char *te_experts_tensor_name(te_experts_tensor which);
-/* Returns one stacked tensor of m, which is an expert module or an MoE, in the layout of GroupedExperts. It is the
- * parameter itself (borrowed), except for GroupedExpertsTE: there it is a copy in the innermost scope, and no gradient
- * flows through it. NULL without an error if there is no such bias; NULL with TE_ERR_INVALID if m has no experts. */
+/* Returns one stacked tensor of m, an expert module or an MoE, in the layout of GroupedExperts. It is the parameter
+ * itself (borrowed). For GroupedExpertsTE it is a copy in the innermost scope, without a gradient. NULL without an
+ * error if there is no such bias; NULL with TE_ERR_INVALID if m has no experts. */
 TE_API te_tensor *te_experts_get(te_module *m, te_experts_tensor which);
-/* Copies `value` into the parameters. `value` has the layout of te_experts_get and any float format. If it is NULL,
- * nothing changes. */
+/* Copies `value`, in the layout of te_experts_get and any float format, into the parameters. NULL changes nothing. */
 TE_API te_result te_experts_set(te_module *m, te_experts_tensor which, te_tensor *value);
 
 
-/* Computes which experts a rank has: *count experts, beginning with expert *first. `rank` is the number of the rank and
- * `size` the number of ranks. If `size` does not divide n_experts, the first n_experts % size ranks have one more
- * expert. TE_ERR_INVALID for arguments out of range. */
+/* Computes which experts rank `rank` of `size` has: *count experts, beginning with expert *first. The first n_experts %
+ * size ranks have one expert more. TE_ERR_INVALID for arguments out of range. */
 TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, int *first, int *count);
 /* Reads this rank's experts from files with Hugging Face names into m, a module of te_grouped_experts_..._create or an
- * MoE. The names for expert number E are PREFIX + "experts.E.gate_proj.weight", and the same with "up_proj" or
- * "down_proj" in place of "gate_proj"; each weight is [out, in]. With expert_bias there are also names with ".bias" in
- * place of ".weight". prefix NULL => "". Formats are converted. Other tensors of the files, such as "weight_scale_inv",
- * are ignored. All tensors are checked before anything is written.
+ * MoE. Expert number E has three tensors [out, in]:
+ *
+ *     PREFIX + "experts.E.gate_proj.weight", "experts.E.up_proj.weight", "experts.E.down_proj.weight"
+ *
+ * With expert_bias there are also names with ".bias" in place of ".weight". prefix NULL => "". Formats are converted.
+ * Other tensors, such as "weight_scale_inv", are ignored. All tensors are checked before anything is written.
  * TE_ERR_FORMAT if a tensor is in none of the files; the message names up to five such tensors.
  * TE_ERR_SHAPE for a tensor of another shape.
  * TE_ERR_DTYPE for tensors of FP8 or FP4 codes.
  * TE_ERR_UNSUPPORTED for parameters that are stored quantized. */
 TE_API te_result te_experts_load_hf(te_module *m, te_safetensors *const *files, int num_files, const char *prefix);
-/* Writes this rank's experts to a file with the names of te_experts_load_hf, in the parameters' format, as
- * te_safetensors_write does. Syncs. TE_ERR_UNSUPPORTED for weights that are stored quantized. */
+/* Writes this rank's experts to a file, as te_safetensors_write does. Names are those of te_experts_load_hf, formats
+ * those of the parameters. Syncs. TE_ERR_UNSUPPORTED for weights that are stored quantized. */
 TE_API te_result te_experts_save_hf(te_module *m, const char *path, const char *prefix);

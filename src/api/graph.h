@@ -18,16 +18,16 @@
  * - an optimizer's number of steps, and its learning rate as te_optimizer_set_lr last set it;
  * - the versions of written tensors, by which cached quantized weights and master weights notice a write.
  * All other decisions of the host are made once, in the capture: which modules run, shapes, recipes, te_microbatch,
- * te_module_train, factors and other numbers in args. (If a number must change between launches, give it to the raw
- * operation in a tensor: rng, lr_device, bias_correction.) The user's functions (modules, quantizers, backward
- * functions) do not run again.
+ * te_module_train, factors and other numbers in args. (A number that changes between launches must be in a tensor of
+ * the raw operation: rng, lr_device, bias_correction.) The user's functions (modules, quantizers, backward functions)
+ * do not run again.
  *
- * Memory. Tensors from before the capture stay at the same address, and the graph keeps their memory even if they are
- * released: write new data into them (te_tensor_copy_from_host, te_tensor_copy). Tensors made inside the capture belong
+ * Memory. Tensors from before the capture stay at the same address. The graph keeps their memory even if they are
+ * released. Write new data into them (te_tensor_copy_from_host, te_tensor_copy). Tensors made inside the capture belong
  * to the graph. They are uninitialised until the first launch, and each launch writes them anew. They can be read if
  * they were retained or their scope is still open. Memory released inside the capture can be reused only inside this
- * graph. If a parameter had no gradient before the capture, each launch replaces its gradient; if it had one, each
- * launch adds to it.
+ * graph. A launch replaces the gradient of a parameter that had none before the capture. It adds to a gradient that
+ * existed.
  *
  * Refused inside a capture, with the remedy in the message:
  *   - waiting and reading back (te_synchronize, te_tensor_to_host, te_tensor_item and others);
@@ -35,56 +35,56 @@
  *   - creating modules, optimizers and quantizers, or state that they create in their first run (so run the step once
  *     before the capture);
  *   - a forward call with TE_MICROBATCH_LATER whose TE_MICROBATCH_FIRST came before the capture.
+ *
  * After an error inside the capture there is no graph: te_graph_end frees everything and returns NULL.
  *
- * On CUDA, no thread may use the legacy default stream of the same CUcontext during a capture. If one does, the driver
- * ends the capture and te_graph_end gives an error.
+ * On CUDA, no thread may use the legacy default stream of the same CUcontext during a capture: the driver would end the
+ * capture, and te_graph_end give an error.
  *
- * On the CPU the graph keeps the args of each operation, and a launch runs the operations one by one. The rules and the
- * bits are the same. */
+ * On the CPU a launch runs the operations one by one. The rules and the bits are the same. */
 
-/* Begins a capture: until te_graph_end, calls are recorded and not run. Syncs. TE_ERR_STATE inside a capture, a region
- * of te_warmup_begin or an autocast region; TE_ERR_LIBRARY if the driver has no graphs. */
+/* Begins a capture: until te_graph_end, calls are recorded and not run. Syncs.
+ * TE_ERR_STATE inside a capture, a region of te_warmup_begin or an autocast region; TE_ERR_LIBRARY if the driver has no
+ * graphs. */
 TE_API te_result te_graph_begin(te_ctx *te);
-/* Ends the capture. Returns the graph, which the caller owns and must release with te_graph_destroy. Afterwards the
- * random state and optimizers are as they were at te_graph_begin. Returns NULL, with the error, if any call inside was
- * refused or te_graph_begin failed. */
+/* Ends the capture. Returns the graph, which the caller owns and must release with te_graph_destroy. The random state
+ * and optimizers are then as they were at te_graph_begin. Returns NULL, with the error, if any call inside was refused
+ * or te_graph_begin failed. */
 TE_API te_graph *te_graph_end(te_ctx *te);
 /* Runs the graph once, on the context's stream. Asynchronous on CUDA. TE_ERR_STATE inside a capture, or if an optimizer
  * whose step is in the graph was destroyed. */
 TE_API te_result te_graph_launch(te_graph *graph);
-/* Frees the graph, and those parts of its memory that no tensor holds. Syncs. `graph` may be NULL. A graph still needs
- * this call after te_ctx_destroy of its context; no other call is allowed on it then. */
+/* Frees the graph, and its memory that no tensor holds. Syncs. `graph` may be NULL. After te_ctx_destroy, a graph still
+ * needs this call, and allows no other. */
 TE_API void te_graph_destroy(te_graph *graph);
 
 /* Options of te_make_graphed_callables. */
 typedef struct te_graphed_desc {
-    int num_warmup_iters;             /* number of passes before the capture. They compile kernels and make scales
-                                       * of delayed recipes, and their other effects are undone; 0 => 3 */
+    int num_warmup_iters;             /* number of passes before the capture, which compile kernels and make scales of
+                                       * delayed recipes; their other effects are undone; 0 => 3 */
     const te_autocast_desc *autocast; /* autocast region around each forward pass (borrowed for the call); NULL =>
                                        * none */
 } te_graphed_desc;
 /* Captures the forward pass and the backward pass of each module as two graphs, on copies of the tensors in its
- * sample_args. From then on, te_forward of such a module in training launches its forward graph, and te_backward its
- * backward graph; other work of the program may run in between. te_forward copies the call's tensors to where the
- * graphs read them. The results have the same bits as without graphs.
+ * sample_args. From then on, te_forward of the module in training copies the call's tensors and launches the forward
+ * graph. te_backward launches the backward graph. Other work may run in between. The results have the same bits as
+ * without graphs.
  *
  * A call must have the shapes, formats and options of the sample. It must be outside of autocast regions, or in a
- * region like desc->autocast, which is part of the graphs. The gradient of an input is computed if the tensor in the
- * sample required a gradient. In evaluation, with gradients disabled, under te_checkpoint and in other captures the
- * module runs without its graphs. The graphs keep the activations of one call, so its te_backward must come before the
- * next te_forward. TE_ERR_STATE if te_step_set_is_first_microbatch has set another value than at the capture, or
- * if a parameter that was frozen at the capture now requires a gradient.
+ * region like desc->autocast, which is part of the graphs. An input gets a gradient if its tensor in the sample
+ * required one.
+ * The module runs without its graphs in evaluation, with gradients disabled, under te_checkpoint and in other captures.
+ * The graphs keep the activations of one call, so its te_backward must come before the next te_forward.
+ * A call gives TE_ERR_STATE if te_step_set_is_first_microbatch has set another value than at the capture.
+ * A call gives TE_ERR_STATE if a parameter that was frozen at the capture now requires a gradient.
  *
- * On failure no module gets graphs. Syncs.
+ * te_make_graphed_callables syncs. On failure no module gets graphs.
  * TE_ERR_STATE while a forward pass waits for its te_backward.
- * TE_ERR_UNSUPPORTED for a module with more than 1,000 parameters that require gradients, a module that delays weight
- * gradients (delay_wgrad_compute), or a module that draws random numbers and runs again in the backward pass
- * (te_module_set_checkpoint).
+ * TE_ERR_UNSUPPORTED for a module with more than 1,000 parameters that require gradients.
+ * TE_ERR_UNSUPPORTED with delay_wgrad_compute, and for random numbers under te_module_set_checkpoint.
  * TE_ERR_INVALID for a module that is given twice.
  * Source: transformer_engine.pytorch.make_graphed_callables. */
 TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args,
                                            int n, const te_graphed_desc *desc);
-/* Removes the graphs of m, so that it runs as before te_make_graphed_callables. te_module_destroy removes them too. m
- * may be NULL. */
+/* Removes the graphs of m, as te_module_destroy also does. m may be NULL. */
 TE_API void te_graphed_reset(te_module *m);

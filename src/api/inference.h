@@ -1,12 +1,11 @@
 /* api/inference.h: the KV cache. It keeps the keys and values of earlier calls, for attention in later calls.
  *
  * The program gives each sequence a number, its id in the cache. Each step begins with te_inference_params_pre_step,
- * which lists the sequences of the step and the number of new tokens of each. Then comes a forward pass without
- * gradients (te_no_grad_begin), with the cache in args->attention.inference_params. Its batch has the new tokens of
- * these sequences, in the order of the list: [s, b, ..] or [b, s, ..], where s is the largest number of new tokens and
- * shorter sequences have padding at the end; with TE_THD the sequences are packed. In that pass every module with
- * self attention adds its keys and values to the cache. New tokens are rotated by their positions in the whole
- * sequence, and each query sees all keys up to itself:
+ * which lists the step's sequences and their numbers of new tokens. Then comes a forward pass without gradients
+ * (te_no_grad_begin), with the cache in args->attention.inference_params. Its batch has the new tokens in the order of
+ * the list: [s, b, ..], [b, s, ..] or, with TE_THD, packed. s is the largest number of new tokens; shorter sequences
+ * are padded at the end. Every module with self attention adds its keys and values to the cache. New tokens are rotated
+ * by their positions in the whole sequence, and each query sees all keys up to itself:
  *
  *     te_inference_params *cache = te_inference_params_create(te, &(te_inference_params_desc){.max_batch_size = 8,
  *     .max_sequence_length = 2048, .num_heads_kv = 8, .head_dim_k = 128});
@@ -25,37 +24,35 @@ typedef struct te_inference_params_desc {
     int num_heads_kv;            /* number of heads of keys and values; at least 1 */
     int64_t head_dim_k;          /* channels of one head of a key; at least 1 */
     int64_t head_dim_v;          /* channels of one head of a value; 0 => head_dim_k */
-    te_dtype dtype;              /* format of the keys and values that are added: f32, f16 or bf16; 0 => bf16.
-                                  * (TransformerEngine has no default here: dtype is required) */
-    bool is_paged;               /* true => a sequence gets more pages as it grows; false => each has memory for
+    te_dtype dtype;              /* format of the added keys and values: f32, f16 or bf16; 0 => bf16 (required in
+                                  * TransformerEngine) */
+    bool is_paged;               /* true => a sequence gets more pages as it grows; false => memory for
                                   * max_sequence_length tokens from the beginning */
     int64_t page_size;           /* read with is_paged: tokens per page, a divisor of max_sequence_length */
-    int64_t total_num_pages;     /* read with is_paged: number of pages for all sequences together; 0 => enough for
-                                  * max_batch_size sequences of full length, the number that TransformerEngine
-                                  * requires */
+    int64_t total_num_pages;     /* read with is_paged: pages of all sequences together; 0 => enough for max_batch_size
+                                  * full sequences, the number that TransformerEngine requires */
     int64_t max_ctx_len;         /* maximum number of new tokens of a sequence in one step; 0 => max_sequence_length */
 } te_inference_params_desc;
 
-/* Makes a cache without sequences. The memory of each layer is allocated by its first call, or by
- * te_inference_params_allocate_memory. NULL with TE_ERR_INVALID if fields are out of range or contradict each other.
- * The caller owns the cache and must call te_inference_params_destroy. Allocates. */
+/* Makes a cache without sequences. Each layer's memory is allocated by its first call, or by
+ * te_inference_params_allocate_memory. The caller owns the cache and must call te_inference_params_destroy.
+ * TE_ERR_INVALID if fields are out of range or contradict each other. Allocates. */
 TE_API te_inference_params *te_inference_params_create(te_ctx *te, const te_inference_params_desc *desc);
 /* Releases the cache. `c` may be NULL. */
 TE_API void te_inference_params_destroy(te_inference_params *c);
 /* Allocates the cache memory for every DotProductAttention in m and below it now, before their first calls. */
 TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_module *m);
-/* Begins a step with the sequences seq_ids[0 .. n - 1]; sequence i has step_lens[i] new tokens, at least 1. An id that
- * the cache already has continues its sequence, and a new id begins one. Sequences that are not in the list have ended:
- * their memory is free, and the sequences of this call may use it.
+/* Begins a step with the sequences seq_ids[0 .. n - 1]; sequence i has step_lens[i] new tokens, at least 1. A new id
+ * begins a sequence. Sequences that are not in the list have ended: their memory is free, also for this call.
  *
- * TE_ERR_STATE, with the number and its limit in the message, if a sequence would become longer than
- * max_sequence_length, or if there are too many sequences or too few pages. Nothing has changed then: call
- * te_clear_error, then this function with fewer sequences.
+ * TE_ERR_STATE if a sequence would become longer than max_sequence_length, or for too many sequences or too few pages.
+ * The message has the number and its limit. Nothing has changed then: call te_clear_error, then this function with
+ * fewer sequences.
  * TE_ERR_INVALID for an id that is listed twice, and for lengths below 1 or above max_ctx_len.
  * TE_ERR_STATE inside a graph's capture.
- * A forward pass that was captured earlier can be launched for this step, if it was captured with at least as many
- * sequences and at least as many tokens for each. (TransformerEngine's pre_step takes an ordered dict, and advances a
- * known sequence by one token whatever length is given.) */
+ * A captured forward pass can be launched for this step if the capture had at least as many sequences, and at least as
+ * many tokens for each.
+ * (TransformerEngine's pre_step takes an ordered dict, and always advances a known sequence by one token.) */
 TE_API te_result te_inference_params_pre_step(te_inference_params *c, const int64_t *seq_ids, const int64_t *step_lens,
                                               int64_t n);
 /* Removes all sequences; the memory of the layers stays allocated. */
@@ -67,9 +64,8 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 /* Returns the number of free pages or, without is_paged, how many more sequences fit; 0 for NULL. */
 TE_API int64_t te_inference_params_free_pages(const te_inference_params *c);
 
-/* Returns i32 [b]: the number of tokens that each sequence had before the step. This is the position of its first new
- * token for the rotary embedding (te_rotary_desc.start_positions). The tensor belongs to the innermost scope. NULL on
- * failure. */
+/* Returns i32 [b], in the innermost scope: each sequence's number of tokens before the step. For
+ * te_rotary_desc.start_positions. NULL on failure. */
 TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *c);
 
 /* The cache of one layer during a step, in the form that te_attention takes. Its tensors are valid until the next step
@@ -77,16 +73,16 @@ TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *
 typedef struct te_inference_step {
     te_tensor *k, *v;           /* pages of keys and values, including the new ones (borrowed from the cache) */
     te_attn_rule rule;          /* te_inference_params_step sets cu_seqlens_q (the step's tokens), cu_seqlens_kv (all
-                                 * tokens), max_seqlen_q and page_table; the tensors belong to the innermost scope. The
-                                 * caller must set rule.mask to a padding mask */
+                                 * tokens), max_seqlen_q and page_table, in the innermost scope. The caller must set
+                                 * rule.mask to a padding mask */
 } te_inference_step;
-/* Adds the step's keys and values, already rotated, to the cache of `layer`, and fills *step. Attention modules of the
- * user call this function; DotProductAttention calls it itself. `layer` may be any module; each module has its own part
- * of the cache. `format` tells the layout of k and v: [longest, b, heads, d], [b, longest, heads, d], or packed.
- * `longest` is the largest number of new tokens of a sequence in the step. */
+/* Adds the step's keys and values, already rotated, to the cache of `layer`, and fills *step. For attention modules of
+ * the user; DotProductAttention calls it itself. Each module, of any class, has its own part of the cache.
+ * `format` is the layout of k and v: [longest, b, heads, d], [b, longest, heads, d], or packed; `longest` is the
+ * largest number of new tokens of a sequence. */
 TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v,
                                           te_qkv_format format, te_inference_step *step);
-/* Copies the keys and values of all sequences of a layer out of their pages. *k and *v become tensors [b,
- * max_sequence_length, heads, d] in the innermost scope. Rows behind the end of a sequence have arbitrary values. */
+/* Copies the keys and values of a layer out of their pages: *k and *v become [b, max_sequence_length, heads, d], in the
+ * innermost scope. Rows behind the end of a sequence have arbitrary values. */
 TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k,
                                                                te_tensor **v);

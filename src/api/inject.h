@@ -2,8 +2,8 @@
  * (nemo_automodel._transformers.te_attention).
  *
  * An attention module calls its core, softmax(q k^T) v, as te_scaled_dot_product_attention or as a child `sdpa`
- * (te_sdpa_create). Injection makes a DotProductAttention for each module whose name ends in "self_attn", keeps it as
- * that module's attribute "attn_module", and runs it in place of the core during the module's forward:
+ * (te_sdpa_create). Injection makes a DotProductAttention for each module whose name ends in "self_attn". It becomes
+ * that module's attribute "attn_module", and computes the core in the module's forward:
  *
  *     te_module *model = te_hf_open(te, folder, NULL);
  *     te_inject_te_attention(model, NULL);                       every layer's core is now DotProductAttention
@@ -11,8 +11,7 @@
  *     te_attn_stats s = te_attn_get_stats(te);      s.te_hits: number of calls that DotProductAttention computed
  *     te_restore_attention(model);                               the model is as it was before
  *
- * An attribute is not a child of its module, and te_module_visit does not see it. So the model's parameters, their
- * names in checkpoint files, freezing and casts do not change. */
+ * An attribute is not a child: the model's parameters, their names in files, freezing and casts do not change. */
 
 /* ---- the core that modules call ---- */
 
@@ -24,61 +23,61 @@ typedef struct te_sdpa_args {
                            * dropout */
     bool is_causal;       /* query i sees keys 0 .. i; not with attn_mask */
     float scale;          /* factor of the scores; 0 => 1 / sqrt(d) */
-    bool enable_gqa;      /* true => k and v may have fewer heads than q: G heads, where G divides H. Head h of q uses
-                           * head h / (H / G) of k and v */
+    bool enable_gqa;      /* true => k and v may have G heads, where G divides q's H. Head h of q uses head h / (H /
+                           * G) */
 } te_sdpa_args;
-/* Returns softmax(scale q k^T, masked) v for q [b, H, s_q, d], k [b, H, s_kv, d] and v [b, H, s_kv, dv], which may have
- * any strides with adjacent channels. The result is [b, H, s_q, dv], a view of memory [b, s_q, H, dv]. args may be
- * NULL. If a region of te_sdpa_begin is open, the function of the innermost region computes this; otherwise
- * te_attention does. Formats and memory are as in te_attention.
+/* Returns softmax(scale q k^T, masked) v for q [b, H, s_q, d], k [b, H, s_kv, d] and v [b, H, s_kv, dv], of any strides
+ * with adjacent channels. The result is [b, H, s_q, dv], a view of memory [b, s_q, H, dv]. args may be NULL.
+ * The function of the innermost te_sdpa_begin computes it; without one, te_attention does. Formats and memory as in
+ * te_attention.
  * Source: torch.nn.functional.scaled_dot_product_attention. */
 TE_API te_tensor *te_scaled_dot_product_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
-/* A function that can run in place of te_scaled_dot_product_attention; args is never NULL. It returns NULL on failure;
- * if it recorded no error, te.h records TE_ERR_STATE. */
+/* A function that can replace te_scaled_dot_product_attention; args is never NULL. Returns NULL on failure, which
+ * records TE_ERR_STATE if the function recorded no error. */
 typedef te_tensor *(*te_sdpa_fn)(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
 /* Opens a region that ends at te_sdpa_end. Inside it, te_scaled_dot_product_attention calls `fn`, in this context
- * alone. `user` is handed to fn (borrowed until te_sdpa_end). Regions may be nested, 16 deep. If fn itself calls
- * te_scaled_dot_product_attention, fn is called again. */
+ * alone, even if fn itself calls te_scaled_dot_product_attention. `user` is handed to fn (borrowed until te_sdpa_end).
+ * At most 16 regions may be nested. */
 TE_API te_result te_sdpa_begin(te_ctx *te, te_sdpa_fn fn, void *user);
 /* Closes the innermost region. TE_ERR_STATE if none is open. */
 TE_API te_result te_sdpa_end(te_ctx *te);
 
 /* ---- counters ---- */
 
-/* Numbers of attention calls that went to a te_sdpa_patch since te_ctx_create or the last te_attn_reset_stats. In the
- * comments below, "the original" is te_make_te_sdpa_desc.original, and "the module" is
- * te_make_te_sdpa_desc.attn_module. A call that a checkpoint runs again in the backward pass is counted twice. */
+/* Numbers of attention calls that went to a te_sdpa_patch since te_ctx_create or the last te_attn_reset_stats. Below,
+ * "the original" is te_make_te_sdpa_desc.original, and "the module" its attn_module. A call that a checkpoint repeats
+ * is counted twice. */
 typedef struct te_attn_stats {
     uint64_t te_hits;                 /* calls in which DotProductAttention returned an output */
     uint64_t fallback_mask;           /* calls of the original, because the mask is not causal */
     uint64_t fallback_scale_mismatch; /* calls of the original, because their scale is not the module's */
-    uint64_t fallback_other;          /* calls of the original, because the module cannot take the call's heads,
-                                       * sizes, window or dropout. In Automodel these calls fail, and are not counted */
+    uint64_t fallback_other;          /* calls of the original, because the module cannot take the call's heads, sizes,
+                                       * window or dropout. In Automodel these calls fail */
 } te_attn_stats;
-/* Returns the context's counters; zeros for NULL. The counters are logged (TE_LOG_INFO) whenever their sum is a
- * multiple of $AUTOMODEL_TE_STATS_EVERY, which te_ctx_create reads. */
+/* Returns the context's counters; zeros for NULL. The counters are logged (TE_LOG_INFO) at each multiple of
+ * $AUTOMODEL_TE_STATS_EVERY calls, which te_ctx_create reads. Not set => 500; 0 => never. */
 TE_API te_attn_stats te_attn_get_stats(const te_ctx *te);
-/* Sets the counters to 0. A context logs the warning of fallback_scale_mismatch once; this function does not make it
- * log that warning again. */
+/* Sets the counters to 0. The warning of fallback_scale_mismatch is still logged only once per context. */
 TE_API void te_attn_reset_stats(te_ctx *te);
 
 /* ---- masks ---- */
 
 /* Options of te_detect_causal_mask. */
 typedef struct te_mask_check {
-    bool strict; /* true => every element of the mask is checked; false => only the first and last row of head 0, by
-                  * Automodel's rules (te_op_detect_causal_mask) */
+    bool strict; /* true => every element of the mask is checked; false => only the first and last row of head 0, as in
+                  * Automodel (te_op_detect_causal_mask) */
     bool cache;  /* true => the result for a mask is kept until its memory is written (te_tensor_version). Later calls
-                  * with this mask do not wait, and are possible in a graph's capture. te.h does not see the program's
-                  * writes to memory given to te_tensor_wrap. The result for such a mask is kept only if the program
-                  * has called te_tensor_touch for it */
+                  * with the mask do not wait, and may be in a graph's capture. For memory of te_tensor_wrap, whose
+                  * writes te.h does not see, this needs a te_tensor_touch of the mask */
 } te_mask_check;
-/* Returns whether `mask` is the mask of causal attention with `window`, whose `right` is taken as 0. If window.on is
- * false or window.left is negative, there is no window. If the result is true, *found (may be NULL) receives the
- * window: `right` is 0, and `left` is -1 if there is no window. A mask has 4 dimensions, the last two of equal size,
- * and is u8, f32, f16 or bf16; for any other mask, and for an empty one, the result is false, without an error. check
- * may be NULL. The call reads one number from the device, so it syncs. A mask without a kept result gives false in a
- * graph's capture, and true between te_warmup_begin and te_warmup_end. Source: _detect_causal_mask. */
+/* Returns whether `mask` is the mask of causal attention with `window`, whose `right` is taken as 0. There is no window
+ * if window.on is false or window.left is negative. If true, *found (may be NULL) receives the window: `right` is 0,
+ * and `left` is -1 without a window. check may be NULL.
+ * A mask is u8, f32, f16 or bf16 and has 4 dimensions, the last two of equal size. Another or an empty mask gives
+ * false, without an error.
+ * Syncs: reads one number from the device. Without a kept result it gives false in a graph's capture, and true between
+ * te_warmup_begin and te_warmup_end.
+ * Source: _detect_causal_mask. */
 TE_API bool te_detect_causal_mask(te_tensor *mask, te_window window, const te_mask_check *check, te_window *found);
 
 /* ---- a module's attention ---- */
@@ -101,19 +100,21 @@ typedef struct te_attn_params {
     te_window window_size;       /* (left, 0); window_size.on false => none */
     float softmax_scale;         /* factor of the scores */
 } te_attn_params;
-/* Returns the output size of a projection: its attribute "out_features" (an int64_t *), or else the number of rows of
- * its parameter `weight` (allocated or not), or else the output size of its child `linear`. Returns 0 if none of
- * these exists.
+/* Returns the output size of a projection: the first of these that exists, or 0:
+ *   - its attribute "out_features" (an int64_t *)
+ *   - the number of rows of its parameter `weight` (allocated or not)
+ *   - the output size of its child `linear`
+ *
  * Source: _proj_out_features. */
 TE_API int64_t te_proj_out_features(const te_module *proj);
-/* Reads *params from a module with children q_proj, k_proj and v_proj. Numbers of heads, head size, window and scale
- * come from te_module_set_attn_attributes or, in a model of te_causal_lm_create, from the module itself and its `sdpa`.
- * A missing number of heads is te_proj_out_features(q_proj) or te_proj_out_features(k_proj), divided by head_dim. A
- * missing scale is head_dim^-0.5. Returns false, without an error, for other modules, and if head_dim is not known.
+/* Reads *params from a module with children q_proj, k_proj and v_proj. The values are those of
+ * te_module_set_attn_attributes or, in a model of te_causal_lm_create, of the module and its `sdpa`. A missing number
+ * of heads is te_proj_out_features of q_proj or k_proj, divided by head_dim. A missing scale is head_dim^-0.5.
+ * Returns false, without an error, for other modules, and if head_dim is not known.
  * Source: _infer_attn_params. */
 TE_API bool te_infer_attn_params(te_module *self_attn, te_attn_params *params);
 /* Makes a DotProductAttention with the sizes in `params`, for q, k and v [b, s, H, d] and a causal mask. softmax_scale
- * 0 => 1 / sqrt(head_dim). Each forward call passes its own mask and window. Owned by the caller.
+ * 0 => 1 / sqrt(head_dim). Each forward call gives its own mask and window. Owned by the caller.
  * Source: _create_te_dot_product_attention. */
 TE_API te_module *te_create_te_dot_product_attention(te_ctx *te, const te_attn_params *params);
 
@@ -123,22 +124,21 @@ typedef struct te_sdpa_patch
     te_sdpa_patch; /* a replacement for te_scaled_dot_product_attention, made by te_make_te_sdpa */
 /* Options of te_make_te_sdpa; zero-initialised. */
 typedef struct te_make_te_sdpa_desc {
-    te_module *attn_module;      /* the module that computes attention (borrowed); it is called with input, key and
-                                  * value [b, s, heads, d], attn_mask_type and window */
-    int num_heads, num_kv_heads; /* numbers of heads of queries, and of keys and values, that attn_module takes;
+    te_module *attn_module;      /* the module that computes attention (borrowed), from input, key and value [b, s,
+                                  * heads, d], attn_mask_type and window */
+    int num_heads, num_kv_heads; /* numbers of heads that attn_module takes, of queries, and of keys and values;
                                   * num_kv_heads divides num_heads */
     te_sdpa_fn original;         /* the function that computes calls which attn_module cannot compute; NULL =>
                                   * te_attention */
     void *original_user;         /* handed to `original` (borrowed) */
     te_window window_size;       /* (left, 0), for calls with is_causal; window_size.on false => none */
-    float softmax_scale;         /* the scale of attn_module; 0 => not known, and the scales of calls are not compared
-                                  * with it */
+    float softmax_scale;         /* the scale of attn_module; 0 => not known: scales of calls are not checked */
     te_mask_check mask;          /* how masks are checked */
     bool ignore_dropout;         /* dropout_p of a call is ignored, as in Automodel; false => DotProductAttention
                                   * applies it */
 } te_make_te_sdpa_desc;
-/* Makes a replacement for te_scaled_dot_product_attention. For each call, te_sdpa_patch_call takes the first of these
- * cases that applies:
+/* Makes a replacement for te_scaled_dot_product_attention. te_sdpa_patch_call takes the first of these cases that
+ * applies:
  *     a scale that is more than 1e-6 from softmax_scale     desc->original computes it; a warning, once per context
  *     a mask that is not [.., s_q, s_kv], or one that
  *         requires a gradient with desc->mask.strict        desc->original computes it
@@ -146,21 +146,22 @@ typedef struct te_make_te_sdpa_desc {
  *     any other mask, with or without is_causal             causal attention, with the window of the mask
  *     is_causal                                             causal attention, with window_size
  *     any other call                                        attention to all keys, without a window
- * If keys and values have more than num_kv_heads heads and enable_gqa is false, the call assumes that each head was
- * repeated: with n * num_kv_heads heads, attn_module gets heads 0, n, 2n and so on. If the numbers of heads then do not
- * fit attn_module, desc->original computes the call. The caller owns the result and must call te_sdpa_patch_destroy.
- * TE_ERR_INVALID if attn_module is NULL, and if AUTOMODEL_TE_STATS_EVERY is not a whole number. Source:
- * _make_te_sdpa. */
+ * If keys and values have n * num_kv_heads heads and enable_gqa is false, each head is taken as repeated: attn_module
+ * gets heads 0, n, 2n and so on. If the heads then do not fit attn_module, desc->original computes the call.
+ * The caller owns the result and must call te_sdpa_patch_destroy.
+ * TE_ERR_INVALID if attn_module is NULL, and if AUTOMODEL_TE_STATS_EVERY is not a whole number.
+ * Source: _make_te_sdpa. */
 TE_API te_sdpa_patch *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc);
 /* Releases f, but not its attn_module. f may be NULL. */
 TE_API void te_sdpa_patch_destroy(te_sdpa_patch *f);
-/* Computes one call of attention. It is a te_sdpa_fn; `user` must be a te_sdpa_patch. Allocates as DotProductAttention
- * does. With a mask it syncs, unless te_mask_check.cache has kept the result for this mask. */
+/* Computes one call of attention. A te_sdpa_fn, whose `user` must be a te_sdpa_patch. Allocates as DotProductAttention
+ * does. Syncs for a mask without a result kept by te_mask_check.cache. */
 TE_API te_tensor *te_sdpa_patch_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
-/* Makes te_scaled_dot_product_attention call te_sdpa_patch_call with f while m's forward runs. An earlier f of m is
- * replaced. f is borrowed until te_restore_attention, or until m is destroyed. If te_module_set_forward has given m a
- * forward function, that function still runs (Automodel drops it). m's forward runs in a region of te_sdpa_begin, which
- * is closed even if the forward fails. Source: _patch_module_forward. */
+/* Makes te_scaled_dot_product_attention call te_sdpa_patch_call with f while m's forward runs. Replaces an earlier f of
+ * m. f is borrowed until te_restore_attention, or until m is destroyed.
+ * A forward function of te_module_set_forward still runs (Automodel drops it). The te_sdpa_begin region is closed even
+ * if the forward fails.
+ * Source: _patch_module_forward. */
 TE_API te_result te_patch_module_forward(te_module *m, te_sdpa_patch *f);
 /* Returns the counters of f alone; zeros for NULL. */
 TE_API te_attn_stats te_sdpa_patch_stats(const te_sdpa_patch *f);
@@ -174,8 +175,8 @@ typedef enum te_inject_reason {
     TE_INJECT_PROJECTIONS = 2, /* no q_proj, k_proj and v_proj */
     TE_INJECT_HEAD_DIM = 3,   /* the size of a head is not known, or is above 1024, the maximum of
                                * DotProductAttention */
-    TE_INJECT_HEADS = 4,      /* the numbers of heads are not known, or do not fit the projections, or the number of key
-                               * heads does not divide the number of query heads */
+    TE_INJECT_HEADS = 4,      /* the numbers of heads are not known or do not fit the projections; or key heads do not
+                               * divide query heads */
     TE_INJECT_SOFTCAP = 5,    /* its `sdpa` has a softcap on the scores, which DotProductAttention lacks */
     TE_INJECT_FORMAT = 6      /* its `sdpa` takes packed sequences */
 } te_inject_reason;
@@ -184,53 +185,54 @@ TE_API const char *te_inject_reason_text(te_inject_reason reason);
 
 /* Options of the injection of DotProductAttention; zero is the default, and desc may be NULL. */
 typedef struct te_inject_desc {
-    /* true => Automodel's rules: two rows of a mask are checked, dropout_p is ignored, an attribute attn_module that is
-     * NULL counts as present, numbers of heads are not compared with the sizes of the projections, and a second
-     * injection of a model warns that no module was injected. false => te.h's rules: all rows are checked,
-     * DotProductAttention applies dropout_p, a NULL attribute counts as absent, numbers of heads are compared, and a
-     * second injection does not warn. */
+    /* Automodel's rules (true), te.h's rules (false):
+     *   checks of a mask                               two rows; all rows
+     *   dropout_p                                      ignored; applied
+     *   an attribute attn_module that is NULL          counts as present; as absent
+     *   numbers of heads and sizes of projections      not compared; compared
+     *   a second injection of a model                  warns; does not warn */
     bool rules_of_automodel;
-    bool cache_masks;        /* te_mask_check.cache. If all layers of a model read the same mask, the host then waits
-                              * once per step instead of once per layer */
+    bool cache_masks;        /* te_mask_check.cache: layers that read the same mask then wait once per step, not once
+                              * each */
     te_parallel_options parallel; /* parallel options of each DotProductAttention. With cp_group, cp_comm_type is
-                                   * TE_CP_ALL_GATHER in layers with a window and TE_CP_P2P in others. A call that would
-                                   * go to the original attention then fails on all ranks, because that function sees
-                                   * only one rank's keys */
+                                   * TE_CP_ALL_GATHER in layers with a window, else TE_CP_P2P. A fallback to the
+                                   * original then fails on all ranks: it sees only one rank's keys */
     int *left_alone;         /* written: the number of modules that te_inject_te_attention could not inject; NULL => not
                               * written */
 } te_inject_desc;
 /* Injects DotProductAttention into every module below `model` whose name ends in "self_attn". Weights may be loaded
- * before or after this call. Returns the number of modules that were injected. Logs the reason for each module that
- * cannot be injected (TE_LOG_DEBUG), and a warning if no module was injected. If the model is already injected, the
- * call changes nothing and returns 0, with a warning only under rules_of_automodel. After at least one injection
- * `model` has the attribute "_te_attention_injected".
+ * before or after. Returns the number of modules injected. The first success sets the attribute
+ * "_te_attention_injected" of `model`.
+ * Logs the reason for each module that cannot be injected (TE_LOG_DEBUG), and a warning if none was. An injected model
+ * stays as it is: the result is 0, with a warning only under rules_of_automodel.
  * Returns -1 with the error recorded:
  *   - out of memory; modules before the one that failed stay injected, and the call may be repeated
  *   - TE_ERR_STATE inside a graph's capture
  *   - TE_ERR_INVALID for a value of AUTOMODEL_TE_STATS_EVERY that is no whole number
  *   - TE_ERR_INVALID if the number of ranks does not divide the number of heads
  *   - TE_ERR_INVALID if tp_group, tp_size or cp_group is given and no module was injected
+ *
  * Source: inject_te_attention. */
 TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc);
-/* Injects DotProductAttention into one module, whatever its name; if it is already injected, it is restored first.
- * Returns false if the module cannot be injected, or if an error was recorded.
+/* Injects DotProductAttention into one module, whatever its name; an injected module is restored first. Returns false
+ * if the module cannot be injected, or if an error was recorded.
  *
  * If the module has a child `sdpa` of te_sdpa_create and no forward function of te_module_set_forward, the child's
  * forward is replaced. DotProductAttention takes the child's mask, window, scale, softmax type and dropout.
  *
- * Any other module gets a forward function around the one that it has. While this function runs,
- * te_scaled_dot_product_attention calls te_sdpa_patch_call. The fallback of te_sdpa_patch_call is the function that
- * te_scaled_dot_product_attention would have called at the time of the injection. (The user pointer of
- * that function is borrowed until te_restore_attention, or until the module is destroyed.) If the module's forward does
- * not call te_scaled_dot_product_attention, it computes attention by itself, and one warning says so. If the program
- * later calls te_module_set_forward, the injection is lost. Source: inject_te_attention_into_module. */
+ * Any other module gets a forward function around its own, in which te_scaled_dot_product_attention calls
+ * te_sdpa_patch_call. The fallback is the function that te_scaled_dot_product_attention would have called at the
+ * injection. (That function's user pointer is borrowed until te_restore_attention, or until the module is destroyed.)
+ * If the forward does not call te_scaled_dot_product_attention, one warning says so. A later te_module_set_forward
+ * undoes the injection.
+ * Source: inject_te_attention_into_module. */
 TE_API bool te_inject_te_attention_into_module(te_module *self_attn, const te_inject_desc *desc);
-/* Returns why te_inject_te_attention_into_module would not inject, or TE_INJECT_OK if it would. Changes nothing. */
+/* Returns why te_inject_te_attention_into_module would not inject; TE_INJECT_OK if it would. Changes nothing. */
 TE_API te_inject_reason te_inject_check(te_module *self_attn, const te_inject_desc *desc);
 /* Returns the te_sdpa_patch that injection made for a module (borrowed), or NULL. */
 TE_API te_sdpa_patch *te_injected_sdpa(const te_module *self_attn);
-/* Undoes all injections below `model`: forward functions and attributes are as before. Returns the number of
- * injections undone. Tape nodes stay valid. */
+/* Undoes all injections below `model` and returns their number. Forward functions and attributes are as before; tape
+ * nodes stay valid. */
 TE_API int te_restore_attention(te_module *model);
 /* Returns whether `model`, or a module below it, is injected. */
 TE_API bool te_uses_te_attention(te_module *model);

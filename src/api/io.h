@@ -1,5 +1,5 @@
-/* api/io.h: reads and writes safetensors files. The parser trusts nothing in a file: it checks every size and offset
- * against the file before it allocates anything. */
+/* api/io.h: reads and writes safetensors files. Nothing in a file is trusted: every size and offset is checked before
+ * memory is allocated. */
 
 /* An open file, made by te_safetensors_open. */
 typedef struct te_safetensors te_safetensors;
@@ -12,8 +12,8 @@ typedef struct te_safetensors_entry {
     uint64_t offset, bytes;     /* position and length in the data section of the file */
 } te_safetensors_entry;
 
-/* Opens a file and reads its header. The caller owns the result and must call te_safetensors_close. Returns NULL with
- * TE_ERR_IO or TE_ERR_FORMAT on failure; anything but a regular file gives TE_ERR_IO. */
+/* Opens a file and reads its header. The caller owns the result and must call te_safetensors_close. NULL with TE_ERR_IO
+ * or TE_ERR_FORMAT on failure; anything but a regular file gives TE_ERR_IO. */
 TE_API te_safetensors *te_safetensors_open(te_ctx *te, const char *path);
 /* Closes the file; its entries and names become invalid. `f` may be NULL. */
 TE_API void te_safetensors_close(te_safetensors *f);
@@ -36,11 +36,11 @@ typedef struct te_safetensors_item {
     const char *name;        /* UTF-8, unique in the file */
     const te_tensor *tensor; /* a plain tensor of the context that writes */
 } te_safetensors_item;
-/* Writes a file. The data first goes to PATH.HOST.PROCESS.SERIAL.tmp in the same folder. That file is flushed to the
- * disk and renamed, so the previous file stays whole if anything fails. A process that is killed while it writes leaves
- * its temporary file. The next process that writes or opens the same path removes this file. A temporary file from
- * another host is removed only if its last write was more than an hour ago. If the path is a symbolic link, its target
- * is replaced. A folder, a pipe or a device is refused. Syncs. Errors are TE_ERR_IO and TE_ERR_INVALID. If the context
- * already has an error, nothing is written and that error is returned. */
+/* Writes a file atomically: the data goes to PATH.HOST.PROCESS.SERIAL.tmp in the same folder, which is flushed to the
+ * disk and renamed. Syncs. Errors are TE_ERR_IO and TE_ERR_INVALID. If the context already has an error, nothing is
+ * written and that error is returned.
+ * The target of a symbolic link is replaced. A folder, a pipe or a device is refused.
+ * A killed process leaves its temporary file. The next process that writes or opens the same path removes it; a file
+ * from another host only if its last write was more than an hour ago. */
 TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                       const te_metadata *metadata, int num_metadata);

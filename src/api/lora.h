@@ -1,10 +1,9 @@
-/* api/lora.h: LoRA adapters (Hu et al. 2021): the weights of a model are frozen, and pairs of small matrices are
- * trained.
+/* api/lora.h: LoRA adapters (Hu et al. 2021): a model's weights are frozen, and pairs of small matrices are trained.
  *
- * A Linear with adapters computes y = x W^T + b + B(A(x) * alpha / dim). W and b are frozen. The children lora_A
- * [dim, in] and lora_B [out, dim], both Linears without a bias, are trained. x W^T + b is the module's own forward:
- * recipes, weights stored quantized and is_first_microbatch apply to it as to the adapters. lora_B starts at zero,
- * so adapters do not change the outputs of a model at first. Other classes can have adapters, too:
+ * A Linear with adapters computes y = x W^T + b + B(A(x) * alpha / dim). W and b are frozen. The children lora_A [dim,
+ * in] and lora_B [out, dim], both Linears without a bias, are trained. x W^T + b is the module's own forward: recipes,
+ * weights stored quantized and is_first_microbatch apply to it as to the adapters. lora_B starts at zero, so outputs do
+ * not change at first. Other classes can have adapters, too:
  *
  *     LayerNormLinear    adapters read the output of the norm
  *     LayerNormMLP       adapters for both GEMMs: children fc1 and fc2, each with lora_A and lora_B. Its path
@@ -28,10 +27,9 @@
  *     te_lora_merge(model);                                              // or as one model:
  *     te_hf_save(model, "merged");
  *
- * These fields of PeftConfig do not exist here, because they affect speed only: use_triton,
- * use_memory_efficient_lora.
- * Source: nemo_automodel.components._peft. Source of modules_to_save, bias, DoRA and adapters of embeddings: the
- * peft library. */
+ * Fields of PeftConfig that affect speed only do not exist here: use_triton, use_memory_efficient_lora.
+ * Source: nemo_automodel.components._peft. Source of modules_to_save, bias, DoRA and adapters of embeddings: the peft
+ * library. */
 
 /* Where dropout is applied. */
 typedef enum te_dropout_position {
@@ -44,45 +42,47 @@ typedef enum te_lora_init {
                          * tensor */
     TE_LORA_KAIMING = 1 /* uniform within +- 1 / sqrt(in); experts of rank r: +- 1 / sqrt(in r) */
 } te_lora_init;
-/* Selects the biases that are trained in addition to adapters (peft: LoraConfig.bias). Biases are the parameters whose
- * names are "bias" or end in "_bias". */
+/* Selects biases to train in addition to adapters (peft: LoraConfig.bias): parameters named "bias" or ending in
+ * "_bias". */
 typedef enum te_lora_bias {
     TE_LORA_BIAS_NONE = 0,     /* none */
     TE_LORA_BIAS_ALL = 1,      /* biases of all modules */
     TE_LORA_BIAS_LORA_ONLY = 2 /* biases of modules with adapters */
 } te_lora_bias;
-/* Options of te_lora_apply: which modules get adapters, and of what kind (Automodel: PeftConfig). Zero-initialised;
- * lists are read during the call only.
+/* Options of te_lora_apply (Automodel: PeftConfig). Zero-initialised; lists are read during the call only.
  *
- * A name in a list of modules is a pattern for the whole path of a module below the model, as in Automodel: "*" or ".*"
- * matches any characters, and the rest is a regular expression. It may have characters, ".", "+", "?", classes "[..]",
- * groups "(..)", "|" and escaped punctuation. So "*[qv]_proj" and "*.(q|v)_proj" match q_proj and v_proj of all layers.
- * As in Automodel, the name "x|y" becomes the expression "^x|y$", in which "x" matches any path that begins with x: put
- * alternatives into a group. Counts {..}, groups that begin with "(?", and escapes such as \\d are refused. A pattern
- * has at most 512 bytes; matching takes time proportional to the pattern's length times the path's length.
+ * A name in a list of modules is a pattern for a module's whole path below the model, as in Automodel. "*" or ".*"
+ * matches any characters. The rest is a regular expression with:
+ *   - characters, ".", "+", "?" and escaped punctuation
+ *   - classes "[..]", groups "(..)" and "|"
+ *
+ * Counts {..}, groups that begin with "(?", and escapes such as \\d are refused. "*[qv]_proj" and "*.(q|v)_proj" match
+ * q_proj and v_proj of all layers. Put alternatives into a group: "x|y" becomes "^x|y$" as in Automodel, in which "x"
+ * matches any path that begins with x. A pattern has at most 512 bytes; matching takes time proportional to the
+ * pattern's length times the path's length.
  *
  * A name without operators also matches every path whose last components are this name: "q_proj" matches
- * "model.layers.0.self_attn.q_proj". Modules that cannot have adapters are skipped even if a pattern matches them. An
- * Embedding gets adapters only by a name without operators ("embed_tokens").
+ * "model.layers.0.self_attn.q_proj". Only such a name ("embed_tokens") gives adapters to an Embedding. Modules that
+ * cannot have adapters are skipped.
  *
  * The experts of a layer get adapters all together. They are chosen by the path of their module "experts" or, in a
  * CausalLM, by names that match all Linears of the experts ("w1", "w2" and "w3" of Mixtral). Names that match only some
  * of these Linears are refused.
- * As in Automodel, match_all_linear and exclude_modules count the experts and the Gate of a CausalLM as Linears, but
- * no other experts and gates. */
+ * As in Automodel, match_all_linear and exclude_modules count the experts and the Gate of a CausalLM as Linears, but no
+ * other experts and gates. */
 typedef struct te_lora_desc {
     const char *const *target_modules;  /* [num_target_modules]; NULL => "*_proj", and the experts of a CausalLM */
     int num_target_modules;             /* length of target_modules */
-    const char *const *exclude_modules; /* [num_exclude_modules]: all Linears except these get adapters, and modules of
-                                         * other classes get none; not possible together with target_modules */
+    const char *const *exclude_modules; /* [num_exclude_modules]: all Linears except these get adapters, and no other
+                                         * classes; not together with target_modules */
     int num_exclude_modules;            /* length of exclude_modules */
-    bool match_all_linear;              /* true => all Linears get adapters, and modules of other classes get none; not
-                                         * possible together with the two lists above */
+    bool match_all_linear;              /* true => all Linears get adapters, and no other classes; not together with the
+                                         * two lists above */
     int dim;                            /* rank; 0 => 8 */
     float alpha;                        /* 0 => 32 */
     /* DoRA (Liu et al. 2024, as in peft): y = x V^T * m / |V| + b with V = W + (alpha / dim) B A. m [out] is a third
-     * trained child, lora_magnitude_vector, which starts as |V|, the norms of V's rows. The backward pass treats |V|
-     * as a constant. Possible only for Linears whose weight is not sharded over ranks */
+     * trained child, lora_magnitude_vector, which starts as |V|, the norms of V's rows. The backward pass treats |V| as
+     * a constant. Only for Linears whose weight is not sharded over ranks */
     bool use_dora;
     float dropout;                      /* probability of dropout, in training; 0 => none */
     te_dropout_position dropout_position; /* 0 => TE_DROPOUT_POST */
@@ -90,49 +90,55 @@ typedef struct te_lora_desc {
     te_dtype lora_dtype;                /* format of the adapters: f32, f16 or bf16; 0 => the weight's format. Inputs of
                                          * another format are cast */
     bool moe_rank_scaling;              /* true => the rank of experts' adapters is dim / (experts per token), rounded
-                                         * down with a warning. alpha does not change, so the adapters' outputs are
-                                         * multiplied by alpha / (the reduced rank) */
-    bool skip_freeze;                   /* true => parameters of modules without adapters stay trainable or frozen as
-                                         * they are; false => all parameters but adapters are frozen */
-    const char *const *modules_to_save; /* [num_modules_to_save] modules that get no adapters; copies of all their
+                                         * down with a warning. alpha does not change: the factor is alpha / (the
+                                         * reduced rank) */
+    bool skip_freeze;                   /* true => parameters of modules without adapters are not frozen; false => all
+                                         * parameters but adapters are */
+    const char *const *modules_to_save; /* [num_modules_to_save] modules that get no adapters: copies of their
                                          * parameters are trained, and te_lora_remove drops the copies (peft) */
     int num_modules_to_save;            /* length of modules_to_save */
     te_lora_bias bias;                  /* 0 => no bias is trained */
-    const char *base_model_name_or_path; /* copied; te_lora_save writes it; NULL => the folder given to te_hf_open, or
-                                          * null if there is none */
+    const char *base_model_name_or_path; /* copied; te_lora_save writes it; NULL => the folder of te_hf_open, or else
+                                          * null */
 } te_lora_desc;
 
-/* Creates adapters for the modules that desc chooses (NULL: the default desc), and freezes all parameters except
- * modules_to_save and trained biases. *num_modules (may be NULL) receives the number of places that got adapters: a
- * LayerNormMLP may count as two, the experts of a layer count as one. Draws from the random state. Adapters of a Linear
- * that is sharded by column or by row are sharded in the same way; all ranks draw the same numbers, and each keeps its
- * shard. Adapters of a module on TE_PARAMS_META have no memory either. Allocates. Create optimizers afterwards.
+/* Creates adapters for the modules that desc chooses (NULL: the default desc). Freezes all parameters except
+ * modules_to_save and trained biases. Draws from the random state. Allocates. Create optimizers afterwards.
+ * *num_modules (may be NULL) receives the number of adapted places: up to two in a LayerNormMLP, one for the experts of
+ * a layer.
+ * Adapters of a Linear sharded by column or row are sharded in the same way; all ranks draw the same numbers, and each
+ * keeps its shard. Adapters of a module on TE_PARAMS_META have no memory either.
  *
  * After an error nothing has changed.
- * TE_ERR_INVALID for a number out of range (also with moe_rank_scaling if dim is below the experts per token), if no
- * module matches, and if a module already has adapters or a forward function of te_module_set_forward.
- * TE_ERR_UNSUPPORTED for a pattern with syntax that te_lora_desc refuses; for use_dora with another class than Linear,
- * or with a Linear sharded over ranks; for GroupedExpertsTE; if only some of the Linears of experts are chosen; for a
- * GroupedLinear sharded over ranks; and for a parameter of modules_to_save that is stored quantized.
+ * TE_ERR_INVALID for a number out of range, also with moe_rank_scaling if dim is below the experts per token.
+ * TE_ERR_INVALID if no module matches.
+ * TE_ERR_INVALID if a module already has adapters or a forward function of te_module_set_forward.
+ * TE_ERR_UNSUPPORTED for:
+ *   - a pattern with syntax that te_lora_desc refuses
+ *   - use_dora with another class than Linear, or with a Linear sharded over ranks
+ *   - GroupedExpertsTE, and a GroupedLinear sharded over ranks
+ *   - only some of the Linears of experts
+ *   - a parameter of modules_to_save that is stored quantized
+ *
  * TE_ERR_STATE in a graph's capture, and for modules of te_make_graphed_callables.
  * Source: apply_lora_to_linear_modules. */
 TE_API te_result te_lora_apply(te_module *model, const te_lora_desc *desc, int *num_modules);
 /* Merges all adapters into the weights and removes the adapters: adds (alpha / dim) B A to each weight, summed in f32
  * and rounded once, or quantized anew by the weight's own quantizer. Under DoRA the rows are also scaled to their
  * magnitudes. modules_to_save and trained biases keep their trained values. Parameters stay frozen
- * (te_module_set_requires_grad). An optimizer of the adapters has nothing left to step: destroy it.
+ * (te_module_set_requires_grad). Destroy the optimizer of the adapters.
  * TE_ERR_INVALID if there are no adapters.
  * TE_ERR_UNSUPPORTED if a weight is shared with another module of any tree, such as the table of a tied model.
  * TE_ERR_STATE if a weight has no memory, in a graph's capture, and for modules of te_make_graphed_callables.
- * After TE_ERR_OUT_OF_MEMORY some modules are merged and the rest still have adapters: outputs are the same, and the
- * call may be repeated. */
+ * TE_ERR_OUT_OF_MEMORY leaves some modules merged and the rest with adapters: outputs are the same, and the call may be
+ * repeated. */
 TE_API te_result te_lora_merge(te_module *model);
-/* Removes all adapters without merging. modules_to_save and trained biases get their original tensors back, cast to
- * the format of the trained copies. Parameters stay frozen. Errors as te_lora_merge, except those about weights;
- * nothing has changed after TE_ERR_OUT_OF_MEMORY. */
+/* Removes all adapters without merging. modules_to_save and trained biases get their original tensors back, cast to the
+ * trained copies' format. Parameters stay frozen. Errors as te_lora_merge, except those about weights; nothing has
+ * changed after TE_ERR_OUT_OF_MEMORY. */
 TE_API te_result te_lora_remove(te_module *model);
-/* Writes the adapters, modules_to_save and trained biases to a folder in the layout of the peft library. The folder
- * is created if it is missing. It gets adapter_model.safetensors and adapter_config.json. Dropout in the config always
+/* Writes the adapters, modules_to_save and trained biases to a folder in the layout of the peft library:
+ * adapter_model.safetensors and adapter_config.json. Creates the folder if it is missing. Dropout in the config always
  * means dropout in front of lora_A, as in peft. Tensor names begin with "base_model.model." and go on with:
  *
  *     PATH.lora_A.weight, PATH.lora_B.weight               in a LayerNormMLP, PATH.fc1 and PATH.fc2 stand in place of
@@ -149,28 +155,32 @@ TE_API te_result te_lora_remove(te_module *model);
  *
  * A tied table in modules_to_save is written a second time as lm_head.weight (ensure_weight_tying). Syncs.
  * TE_ERR_INVALID if there are no adapters.
- * TE_ERR_UNSUPPORTED if adapters or trained parameters are sharded over ranks (te_model_save writes this rank's part),
- * or if only some modules have DoRA.
+ * TE_ERR_UNSUPPORTED if adapters or trained parameters are sharded over ranks (te_model_save writes this rank's part).
+ * TE_ERR_UNSUPPORTED if only some modules have DoRA.
  * Other errors as te_safetensors_write. */
 TE_API te_result te_lora_save(te_module *model, const char *folder);
 /* Reads adapters from a folder that peft or te_lora_save has written. Modules with adapters in the file get adapters,
- * with dropout in front of lora_A. Adapters that already exist must have the file's rank; their values are overwritten.
- * alpha is taken from the file. Values are rounded to the adapters' format; new adapters have the weight's format. If
- * gate and up of experts have different lora_A in the file, the experts get twice the file's rank and alpha. Their one
- * lora_A then contains both, and lora_B has zeros so that gate and up each use their own. modules_to_save and the
- * biases that the config chooses become trained, with the file's values. With adapters of lm_head and embed_tokens,
- * peft also writes the base weight (base_layer.weight). This base weight must be equal to the model's, with both
- * rounded to the narrower of their formats; it does not replace the model's. All other parameters of the model are
- * frozen. Syncs.
+ * with dropout in front of lora_A. Existing adapters must have the file's rank, and are overwritten. alpha is the
+ * file's. Values are rounded to the adapters' format; new adapters have the weight's format. modules_to_save and the
+ * biases that the config chooses become trained, with the file's values. All other parameters are frozen. Syncs.
+ *
+ * If gate and up of experts have different lora_A in the file, the experts get twice the file's rank and alpha. lora_A
+ * then contains both, and lora_B has zeros so that gate and up each use their own.
+ * With adapters of lm_head and embed_tokens, peft also writes the base weight (base_layer.weight). It must be equal to
+ * the model's, both rounded to the narrower of their formats, and is not loaded.
  *
  * Nothing in the folder is trusted.
  * TE_ERR_IO if a file cannot be read.
- * TE_ERR_FORMAT for a damaged file, for a tensor that is no adapter of this model, if a tensor of an adapter or of
- * modules_to_save is missing, and for parameters of another base model.
+ * TE_ERR_FORMAT for a damaged file.
+ * TE_ERR_FORMAT for a tensor that is no adapter of this model, and for parameters of another base model.
+ * TE_ERR_FORMAT for a missing tensor of an adapter or of modules_to_save.
  * TE_ERR_SHAPE if a shape does not fit the module.
- * TE_ERR_UNSUPPORTED for adapters of lm_head in a tied model, for a parameter that is stored quantized but must be
- * compared or trained, and for options of the config that te.h does not have (such as init_lora_weights that change the
- * weight, target_parameters, several alphas within experts, or an alpha_pattern with syntax that te_lora_desc refuses).
- * Also the errors of te_lora_apply. After an error nothing has changed, with one exception: after TE_ERR_IO and
+ * TE_ERR_UNSUPPORTED for:
+ *   - adapters of lm_head in a tied model
+ *   - a parameter that is stored quantized but must be compared or trained
+ *   - options of the config that te.h does not have, such as init_lora_weights that change the weight,
+ *     target_parameters, several alphas within experts, or an alpha_pattern with syntax that te_lora_desc refuses
+ *
+ * Also the errors of te_lora_apply. After an error nothing has changed. Exception: after TE_ERR_IO and
  * TE_ERR_OUT_OF_MEMORY, adapters and trained parameters that existed before may have new values. */
 TE_API te_result te_lora_load(te_module *model, const char *folder);

@@ -1,10 +1,8 @@
 /* api/models.h: creates, opens and saves published language models of the Llama kind, in folders with the Hugging Face
  * layout.
  *
- * Parameters are named as in the files of Llama ("model.layers.0.self_attn.q_proj.weight") in te_module_visit_tensors,
- * optimizers and checkpoints. Files of other model families may have other names, or several parameters in one tensor:
- * te_hf_open splits such a tensor, and te_hf_save joins the parameters again. Hidden states are [b, s, hidden], ids
- * [b, s]. */
+ * Parameters are named as in the files of Llama ("model.layers.0.self_attn.q_proj.weight"), whatever the model's
+ * family. Hidden states are [b, s, hidden], ids [b, s]. */
 
 /* The rotary embedding of a layer's queries and keys. */
 typedef struct te_lm_rotary {
@@ -15,7 +13,7 @@ typedef struct te_lm_rotary {
 } te_lm_rotary;
 
 /* A language model: an embedding, num_hidden_layers layers, a final RMSNorm and an lm_head. Each layer has attention
- * and a gated MLP, with an RMSNorm in front of each.
+ * and a gated MLP, with an RMSNorm in front of each. Zero-initialised.
  *
  *     model.embed_tokens                 Embedding
  *     model.layers.N                     DecoderLayer
@@ -30,44 +28,42 @@ typedef struct te_lm_rotary {
  *     model.norm                         RMSNorm
  *     lm_head                            Linear, unless the embedding's table is used for it
  *
- * Under autocast the projections are quantized. The embedding, the gate of experts and lm_head stay in high
- * precision, and are never stored quantized.
+ * Under autocast the projections are quantized. The embedding, the gate of experts and lm_head stay in high precision,
+ * and are never stored quantized.
  *
- * All experts run in three grouped GEMMs, and group sizes stay on the device, so te_graph_begin can record a model
- * with experts. Each GroupedLinear (w1, w3, w2) uses the weights of the Linears of the same name in all experts.
- * Those Linears hold the parameters, but are never run: set a recipe or a forward on the GroupedLinear.
- * Zero-initialised. */
+ * All experts run in three grouped GEMMs. Group sizes stay on the device, so te_graph_begin can record them. Each
+ * GroupedLinear (w1, w3, w2) uses the weights of all experts' Linears of its name. Those Linears are never run: set a
+ * recipe or a forward on the GroupedLinear. */
 typedef struct te_causal_lm_desc {
     int64_t vocab_size, hidden_size, intermediate_size; /* rows of the embedding; size of a hidden state; inner size of
                                                          * the MLP */
     int num_hidden_layers;       /* at least 1 */
-    int num_attention_heads, num_key_value_heads;        /* query heads; key and value heads, whose number divides
-                                                          * num_attention_heads; 0 => num_attention_heads */
+    int num_attention_heads, num_key_value_heads;        /* query heads; key and value heads, a divisor of the query
+                                                          * heads; 0 => num_attention_heads */
     int64_t head_dim;                                    /* 0 => hidden_size / num_attention_heads */
     te_activation activation;    /* a gated activation, for the MLP; 0 => TE_SWIGLU */
     float rms_norm_eps;          /* 0 => 1e-5 */
     bool zero_centered_gamma;    /* norms multiply by 1 + weight */
     bool qkv_bias, o_bias, mlp_bias; /* biases of q_proj, k_proj and v_proj; of o_proj; of the MLP's projections */
     bool qk_norm;                /* an RMSNorm of each query and key head, before the rotation */
-    bool feedforward_norms;      /* true => a layer has four norms: before and after the attention, and before and
-                                  * after the MLP. The norms after the attention and after the MLP run before the
-                                  * residual is added */
+    bool feedforward_norms;      /* true => a layer has four norms: before and after the attention and the MLP. Those
+                                  * after run before the residual is added */
     bool tie_word_embeddings;    /* true => the model has no lm_head, and computes logits with the embedding's table */
     float embedding_scale;       /* factor of the embedding's rows, rounded to the rows' format; 0 => 1 */
     float softmax_scale;         /* 0 => 1 / sqrt(head_dim) */
-    float attn_logit_softcapping, final_logit_softcapping; /* cap of scores; cap of logits. Each value x
-                                                            * becomes cap * tanh(x / cap); 0 => no cap */
+    float attn_logit_softcapping, final_logit_softcapping; /* cap of scores; cap of logits: x becomes cap * tanh(x /
+                                                            * cap); 0 => no cap */
     float attention_dropout;     /* probability, in training; 0 => none */
     int64_t sliding_window;      /* number of keys that a query sees in a layer with a window, its own included; 0 => no
                                   * windows */
     const bool *sliding_layers;  /* [num_hidden_layers]: true for layers with a window; NULL => all layers have a
                                   * window. Copied */
     te_lm_rotary rotary, sliding_rotary; /* rotary embedding of layers without a window, and of layers with a window */
-    int num_local_experts, num_experts_per_tok; /* number of experts in each layer, up to TE_MAX_GEMMS, 0 => no experts;
-                                                 * number of experts chosen for each token */
+    int num_local_experts, num_experts_per_tok; /* experts in each layer, up to TE_MAX_GEMMS, 0 => none; experts chosen
+                                                 * for each token */
     int64_t moe_intermediate_size; /* inner size of an expert; 0 => intermediate_size */
-    te_switch norm_topk_prob;    /* on: router weights are a softmax over the chosen experts; off: a softmax over all
-                                  * experts; 0 => on */
+    te_switch norm_topk_prob;    /* on: router weights are a softmax over the chosen experts; off: over all experts; 0
+                                  * => on */
     const bool *dense_layers;    /* [num_hidden_layers]: true for layers with an MLP instead of experts; NULL => none.
                                   * Copied */
     te_dtype params_dtype;       /* format of parameters and hidden states: f32, f16 or bf16; 0 => bf16 */
@@ -75,28 +71,27 @@ typedef struct te_causal_lm_desc {
     te_init init;                /* initial values of weights */
     const char *name;            /* copied; NULL => "causal_lm" */
 } te_causal_lm_desc;
-/* Creates a CausalLM. Its forward takes ids, i32 or i64 [b, s] (not empty), and returns logits [b, s, vocab_size] in
- * params_dtype. te_module_state returns the te_causal_lm_desc with defaults filled in and all pointers NULL.
- * te_causal_lm_create returns NULL, with TE_ERR_INVALID, if sizes contradict each other. Owned by the caller. */
+/* Creates a CausalLM, owned by the caller. Its forward takes ids, i32 or i64 [b, s] (not empty), and returns logits [b,
+ * s, vocab_size] in params_dtype. te_module_state returns the te_causal_lm_desc with defaults filled in and all
+ * pointers NULL. TE_ERR_INVALID if sizes contradict each other. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
-/* Allocates a KV cache for `max_length` positions of `batch` sequences, for all layers of a model
- * (te_causal_lm_create, te_hf_open), in the model's format. A forward with args->kv_cache treats its ids as the
- * continuation of the cached positions, and appends their keys and values to the cache. Gradients must be disabled
- * (te_no_grad_begin); otherwise such a forward gives TE_ERR_STATE.
- * TE_ERR_INVALID if the new length exceeds max_length.
+/* Allocates a KV cache in the model's format, for `max_length` positions of `batch` sequences in all layers. `model` is
+ * one of te_causal_lm_create or te_hf_open. The caller owns the cache and must call te_kv_cache_destroy.
+ * A forward with args->kv_cache treats its ids as the continuation of the cached positions, and appends their keys and
+ * values. TE_ERR_INVALID if the new length exceeds max_length. TE_ERR_STATE if gradients are enabled
+ * (te_no_grad_begin).
  *
- * With TE_ROPE_LONGROPE, all keys of a sequence longer than original_max_position_embeddings are rotated with
- * long_factor instead of short_factor. A forward that would extend the cache beyond that length is refused
- * (TE_ERR_STATE), because keys that are already cached keep their rotation: truncate the cache to 0 and give all ids
- * again, as transformers' generate does. The caller owns the cache and must call te_kv_cache_destroy. */
+ * With TE_ROPE_LONGROPE, a forward that would extend the cache beyond original_max_position_embeddings gives
+ * TE_ERR_STATE: longer sequences rotate all keys with long_factor, but cached keys keep their rotation. Truncate the
+ * cache to 0 and give all ids again, as transformers' generate does. */
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length);
 /* Destroys a KV cache. `c` may be NULL. */
 TE_API void te_kv_cache_destroy(te_kv_cache *c);
 /* Returns the number of cached positions; 0 for NULL. */
 TE_API int64_t te_kv_cache_length(const te_kv_cache *c);
 /* Drops all cached positions except the first `length`; 0 empties the cache. TE_ERR_INVALID if `length` is negative or
- * above the number of cached positions. */
+ * above their number. */
 TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length);
 
 /* Options of te_hf_open; zero-initialised. */
@@ -111,34 +106,35 @@ typedef struct te_hf_desc {
  * te_module_destroy. Allocates and syncs.
  *
  * For gemma3 (Gemma 3 with vision) only the text model is opened. The tensors of the vision tower and the projector
- * are kept as bytes in host memory as long as the model lives, for te_hf_save. The files that te_hf_save copies are
- * read and kept as well; a file of more than 256 MiB gives TE_ERR_IO.
+ * stay in host memory as long as the model lives, for te_hf_save. The files that te_hf_save copies stay there too. A
+ * file to copy of more than 256 MiB gives TE_ERR_IO.
  *
  * Nothing in the folder is trusted. On an error the result is NULL, and the message names the file, the key or tensor,
  * the value found and the value expected.
  * TE_ERR_IO if a file cannot be read.
- * TE_ERR_FORMAT if a file is damaged or files contradict each other (a tensor is missing, unexpected, or not in the
- * file that the index names).
+ * TE_ERR_FORMAT if a file is damaged.
+ * TE_ERR_FORMAT if files contradict each other (a tensor is missing, unexpected, or not in the file that the index
+ * names).
  * TE_ERR_SHAPE if shapes differ from config.json.
- * TE_ERR_UNSUPPORTED for a model that te.h cannot compute correctly, and if the only weights are in
- * pytorch_model.bin. */
+ * TE_ERR_UNSUPPORTED for a model that te.h cannot compute correctly.
+ * TE_ERR_UNSUPPORTED if the only weights are in pytorch_model.bin. */
 TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc);
-/* Writes `model`, opened by te_hf_open, to a folder, which is created if it is missing and may be the opened folder.
- * config.json is written as te_hf_open read it. All parameters are written to model.safetensors, quantized ones
- * decoded, with the names and the tensor layout of the opened files. Tensors of those files that are not parameters of
- * the model (gemma3) are written unchanged. Parameters that those files join into one tensor use twice their memory
- * until they are written.
+/* Writes `model`, opened by te_hf_open, to a folder. The folder is created if it is missing. It may be the opened
+ * folder. config.json is written as te_hf_open read it. All parameters are written to model.safetensors, quantized ones
+ * decoded. Names and tensor layout are those of the opened files. Other tensors of those files (gemma3) are written
+ * unchanged. Parameters that those files join into one tensor use twice their memory until they are written.
  *
  * These files are copied byte for byte, if te_hf_open found them: generation_config.json, tokenizer.json,
  * tokenizer_config.json, special_tokens_map.json, added_tokens.json, vocab.json, merges.txt, tokenizer.model,
  * tokenizer.model.v3, tekken.json, chat_template.jinja, chat_template.json, preprocessor_config.json,
  * processor_config.json.
  *
- * Syncs. Each file is replaced atomically, the weights first, then config.json: if config.json cannot be written,
- * the folder has new weights and an old config.json. Shards and other files in the folder stay, but the shards are
- * no longer read. TE_ERR_INVALID for a model that te_hf_open did not make, or one with adapters. TE_ERR_STATE if a
- * module was removed whose parameter is a part of a joined tensor. Other errors as te_safetensors_write.
+ * Syncs. Each file is replaced atomically, the weights first, then config.json. If config.json cannot be written, the
+ * folder has new weights and an old config.json. Old shards stay in the folder, but are no longer read.
+ * TE_ERR_INVALID for a model that te_hf_open did not make, or one with adapters.
+ * TE_ERR_STATE if a module was removed whose parameter is a part of a joined tensor.
+ * Other errors as te_safetensors_write.
  *
- * te_lora_save names adapters after the parameters of the model. peft finds these names only if the opened files use
- * the same names for the parameters. */
+ * te_lora_save names adapters after the parameters of the model. peft finds them only if the opened files use the same
+ * names. */
 TE_API te_result te_hf_save(te_module *model, const char *folder);

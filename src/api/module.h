@@ -1,7 +1,6 @@
-/* api/module.h: modules. A model is a tree of modules, of built-in classes and of the user's classes.
+/* api/module.h: modules. A model is a tree of modules of built-in and user's classes.
  *
- * A module has a class, a name, children, parameters (trained) and buffers (saved, not trained). Optimizers,
- * checkpoints, printing and freezing all visit this tree. */
+ * A module has a class, a name, children, parameters (trained) and buffers (saved, not trained). */
 
 /* The output tensors of a module; NULL for those that it does not make. Borrowed from the innermost scope. */
 typedef struct te_outputs {
@@ -15,10 +14,9 @@ typedef struct te_outputs {
 /* The place of a forward call among the microbatches of a step (TransformerEngine: is_first_microbatch). */
 typedef enum te_microbatch {
     TE_MICROBATCH_NONE = 0,  /* not given: every call quantizes the weights */
-    TE_MICROBATCH_FIRST = 1, /* the call quantizes the weights and keeps the quantized copies; with
-                              * fuse_wgrad_accumulation its weight gradients overwrite the main gradients */
-    TE_MICROBATCH_LATER = 2  /* the call uses the kept copies; a weight that was written after the first microbatch is
-                              * quantized again */
+    TE_MICROBATCH_FIRST = 1, /* the call quantizes the weights and keeps the copies; with fuse_wgrad_accumulation its
+                              * weight gradients overwrite the main gradients */
+    TE_MICROBATCH_LATER = 2  /* the call uses the kept copies; a weight written since then is quantized again */
 } te_microbatch;
 #define TE_MAX_GEMMS 512 /* maximum number of groups of a GroupedLinear, and of experts in a layer */
 #define TE_MAX_MODULE_DEPTH 256 /* maximum number of levels in a tree of modules */
@@ -27,32 +25,31 @@ typedef enum te_microbatch {
 typedef struct te_forward_args {
     te_tensor *input;                  /* depends on the class: hidden states [s, b, h] or [b, s, h], ids, a query and
                                         * so on */
-    te_tensor *encoder_output;         /* for cross attention: the hidden states that give keys and values, [s_kv, b, h]
-                                        * or [b, s_kv, h], or packed [tokens, h] */
-    te_tensor *key, *value;            /* for DotProductAttention: keys and values, [s_kv, b, G, d] each; `input` has
-                                        * the queries */
+    te_tensor *encoder_output;         /* for cross attention: hidden states for keys and values, [s_kv, b, h], [b,
+                                        * s_kv, h] or packed [tokens, h] */
+    te_tensor *key, *value;            /* for DotProductAttention, whose queries are `input`: keys and values, [s_kv, b,
+                                        * G, d] each */
     const te_rotary_desc *rotary;      /* rotates queries and keys (TransformerEngine: rotary_pos_emb); NULL => none */
     const te_rotary_desc *rotary_key;  /* rotates keys; NULL => `rotary` rotates them too */
     te_attn_call attention;       /* for modules with attention */
     te_cross_attention_call cross;     /* for a decoder's cross attention */
-    const int64_t *m_splits;           /* for GroupedLinear, Fp8Padding, Fp8Unpadding: the number of rows of each group,
-                                        * [num_gemms], in host memory; under te_module_set_checkpoint it must live until
-                                        * te_backward. Give either m_splits or m_splits_tensor */
+    const int64_t *m_splits;           /* for GroupedLinear, Fp8Padding, Fp8Unpadding: rows of each group, [num_gemms],
+                                        * in host memory; not together with m_splits_tensor. Under
+                                        * te_module_set_checkpoint, borrowed until te_backward */
     te_tensor *m_splits_tensor;        /* the number of rows of each group, i32 or i64 [num_gemms], on the device */
     te_tensor *topk_weights, *topk_indices; /* for experts: the outputs of a Gate (api/experts.h) */
     int64_t *padded_m_splits;          /* written by Fp8Padding with m_splits, [num_gemms]: the padded sizes; NULL =>
                                         * not written */
     bool fp8_output, fp8_grad;         /* for Linear and LayerNormLinear in an enabled autocast region. fp8_output =>
-                                        * `out` is quantized by the recipe. fp8_grad => the gradient of the GEMM's input
-                                        * is quantized. If the GEMM's input is a leaf, its gradient is decoded. A
-                                        * module takes a quantized tensor as its input; a function that is not a module
-                                        * needs te_dequantize first.
-                                        * DotProductAttention takes fp8_output, but not fp8_grad, under a recipe with
-                                        * fp8_dpa */
+                                        * `out` is quantized by the recipe. Modules take it as input; other functions
+                                        * need te_dequantize first.
+                                        * fp8_grad => the gradient of the GEMM's input is quantized, but decoded for a
+                                        * leaf.
+                                        * DotProductAttention takes only fp8_output, under a recipe with fp8_dpa */
     te_microbatch
         is_first_microbatch; /* 0 => Linear and GroupedLinear use te_step_get_is_first_microbatch */
-    te_kv_cache *kv_cache;             /* for a CausalLM: the keys and values of earlier calls; this call adds its own.
-                                        * NULL => none */
+    te_kv_cache *kv_cache;             /* for a CausalLM: keys and values of earlier calls; this call adds its own. NULL
+                                        * => none */
     void *user;                        /* for the user's classes; built-in modules hand it to their children */
     te_outputs outputs;                /* written by the call */
 } te_forward_args;
@@ -62,49 +59,48 @@ typedef struct te_module_class {
     const char *name;    /* name of the class, such as "Linear"; must outlive the modules */
     size_t state_size;   /* size in bytes of the class's own data in each module (te_module_state), zeroed and 16-byte
                           * aligned */
-    /* Fills args->outputs, at least its field `out`. On failure records the error in the context and returns its code.
-     * Every class needs a forward, container classes too: te_module_create refuses a class without one. */
+    /* Fills args->outputs, at least `out`. On failure records the error in the context and returns its code. Every
+     * class needs a forward, container classes too. */
     te_result (*forward)(te_module *self, te_forward_args *args);
     void (*destroy)(te_module *self);               /* called before children and parameters are released; may be
                                                      * NULL */
     te_result (*reset_parameters)(te_module *self); /* gives the parameters their initial values; may be NULL */
 } te_module_class;
 
-/* Makes a module of class `cls` with the name `name` (copied; NULL => the class's name), without children and
- * parameters. The caller owns it, and must call te_module_destroy unless a parent takes it. TE_ERR_STATE inside a
- * graph's capture. */
+/* Makes a module of class `cls` without children and parameters. name is copied; NULL => the class's name. The caller
+ * owns it until a parent takes it, and must call te_module_destroy. TE_ERR_STATE inside a graph's capture. */
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name);
-/* Releases a module and the tree below it, and removes it from its parent. Its nodes on the tape stay valid:
- * te_backward may still run them. m may be NULL. Inside a trace hook the call does nothing but give TE_ERR_STATE.
+/* Releases a module and the tree below it, and removes it from its parent. m may be NULL. Its nodes on the tape stay
+ * valid. Inside a trace hook the call only gives TE_ERR_STATE.
  *
- * If the parent of m needs m, the parent is incomplete until te_module_add_child gives it another child of the same
- * name. Until then, functions that run, save, merge or reset a tree with this parent, or give it adapters, fail with
- * TE_ERR_STATE ("its child .. is gone"). te_module_print shows the missing child. Every parent needs its children, with
- * two exceptions: a Sequential runs the children that are left, and a built-in module does not need children that the
- * program added. */
+ * A parent that needs m is then incomplete. Running, saving, merging or resetting a tree with this parent, or giving it
+ * adapters, fails with TE_ERR_STATE ("its child .. is gone"). te_module_add_child with the old name completes it again.
+ * Two kinds of parents do not need m: a Sequential, and a built-in module to which the program added m. */
 TE_API void te_module_destroy(te_module *m);
 TE_API void *te_module_state(te_module *m);                            /* returns the class's own state_size bytes
                                                                         * (borrowed) */
 TE_API te_ctx *te_module_ctx(const te_module *m);                      /* returns the context that m was made in
                                                                         * (borrowed) */
 TE_API const te_module_class *te_module_get_class(const te_module *m); /* returns the class of m (borrowed) */
-TE_API const char *te_module_name(const te_module *m);                 /* returns the name of m among its parent's
-                                                                        * children (borrowed); "" for NULL */
+TE_API const char *te_module_name(const te_module *m);                 /* returns the name of m in its parent
+                                                                        * (borrowed); "" for NULL */
 TE_API te_module *te_module_parent(const te_module *m);                /* returns the parent (borrowed); NULL at the
                                                                         * root */
 /* Writes the path of m into buffer (truncated to fit): the names from the root's child down to m, such as
- * "layers.3.self_attention.qkv"; for a root, its own name. Returns buffer. */
+ * "layers.3.self_attention.qkv". A root gives its own name. Returns buffer. */
 TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size);
 
-/* Gives `child` to `parent`, which owns it from now on. `name` is the name of the child in the parent (copied; without
- * a dot; NULL => the name that `child` already has). The child becomes the last child, or takes the place of a
- * destroyed child of the same name (te_module_destroy). Returns child, also if it is NULL. TE_ERR_INVALID if child has
- * a parent, is above `parent` in its tree, belongs to another context, has the name of another child, or would be below
- * level TE_MAX_MODULE_DEPTH; the caller then keeps the child. */
+/* Gives `child` to `parent`, which owns it from now on. Returns `child`, also NULL. The child becomes the last one, or
+ * replaces a destroyed child of the same name (te_module_destroy).
+ * `name` is copied and has no dot; NULL => the name that `child` has.
+ * TE_ERR_INVALID leaves the child with the caller. Causes:
+ *   - `child` has a parent, or is above `parent` in its tree
+ *   - `child` belongs to another context
+ *   - another child has its name
+ *   - it would be below level TE_MAX_MODULE_DEPTH */
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child);
-/* Removes parent's child of the given name from the tree. The caller owns it from now on. No other child has to take
- * its place. Returns the child. NULL with TE_ERR_INVALID if there is no such child, or if the parent is of a built-in
- * class that runs it. */
+/* Removes parent's child of the given name from the tree and returns it; the caller owns it. The parent stays complete.
+ * TE_ERR_INVALID if there is no such child, or if the parent's built-in class runs it. */
 TE_API te_module *te_module_remove_child(te_module *parent, const char *name);
 TE_API int te_module_num_children(const te_module *m);            /* returns the number of direct children */
 TE_API te_module *te_module_child(const te_module *m, int index); /* returns child number `index`, in the order of
@@ -112,23 +108,23 @@ TE_API te_module *te_module_child(const te_module *m, int index); /* returns chi
 /* Returns the module at a dotted path below m (borrowed); m itself for ""; NULL if there is none. */
 TE_API te_module *te_module_find(te_module *m, const char *path);
 
-/* Registers a tensor (retained) as a parameter of m with the name `name` (copied). A parameter that had this name is
- * replaced. The tensor requires a gradient from now on. Returns the tensor. */
+/* Registers a tensor (retained) as the parameter `name` (copied) of m. Replaces an earlier one. The tensor requires a
+ * gradient from now on. Returns the tensor. */
 TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_tensor *tensor);
-/* Registers a tensor (retained) as a buffer of m with the name `name` (copied). A buffer is saved with the model and
- * not trained. A buffer that had this name is replaced. Returns the tensor. */
+/* Registers a tensor (retained) as the buffer `name` (copied) of m: saved, not trained. Replaces an earlier one.
+ * Returns the tensor. */
 TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor);
-/* Sets whether the buffer `name` of m itself is saved in files. If `persistent` is false, te_model_save and
- * te_model_load skip the buffer, and te_model_load ignores an entry of that name in a file (PyTorch:
- * register_buffer(persistent=False)). TE_ERR_INVALID if m has no such buffer. */
+/* Sets whether the buffer `name` of m itself is saved in files. If not, te_model_save and te_model_load skip it, and an
+ * entry of that name in a file is ignored (PyTorch: register_buffer(persistent=False)). TE_ERR_INVALID if m has no such
+ * buffer. */
 TE_API te_result te_module_set_buffer_persistent(te_module *m, const char *name, bool persistent);
 /* Returns the parameter or buffer `name` of m itself (borrowed); NULL if there is none. */
 TE_API te_tensor *te_module_parameter(const te_module *m, const char *name);
 
-/* Stores `value` in the module as its attribute `key` (copied), and replaces an earlier value. Attributes are for notes
- * of the user or of libraries; te_module_visit, checkpoints and casts do not see them. `destroy` (may be NULL) is
- * called with the value when it is replaced or removed or the module is destroyed, before the class's own destroy
- * function. NULL is a value like any other; te_module_remove_attribute removes an attribute. */
+/* Stores `value` as the module's attribute `key` (copied), in place of an earlier value. Attributes are for notes:
+ * te_module_visit, checkpoints and casts do not see them. NULL is a value like any other.
+ * `destroy` (may be NULL) is called with the value when it is replaced, removed, or dropped with its module. It is
+ * called before the class's own destroy function. */
 TE_API te_result te_module_set_attribute(te_module *m, const char *key, void *value, void (*destroy)(void *value));
 /* Writes the value of attribute `key` to *value (may be NULL) and returns true. Returns false if there is no such
  * attribute. */
@@ -143,23 +139,23 @@ typedef enum te_entry_kind {
 } te_entry_kind;
 /* A function that te_module_visit calls with each module of a tree. It returns false to stop the visit. */
 typedef bool (*te_module_visit_fn)(void *user, te_module *m);
-/* A function that te_module_visit_tensors calls with each parameter and buffer, its module, and its dotted path from
- * the module where the visit began (valid during the call). It returns false to stop the visit. */
+/* A function that te_module_visit_tensors calls with each parameter and buffer, and its module. `path` is dotted,
+ * begins below the visited module, and is valid during the call. The function returns false to stop the visit. */
 typedef bool (*te_tensor_visit_fn)(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind);
-/* Calls `visit` with m and all modules below it, each parent before its children, children in order. Returns false if
- * `visit` returned false or is NULL. */
+/* Calls `visit` with m and all modules below it, parents before children, children in order. Returns false if `visit`
+ * returned false or is NULL. */
 TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user);
-/* Calls `visit` with every parameter and buffer of m's tree, module by module in the order of te_module_visit. Returns
- * false if `visit` returned false or is NULL. */
+/* Calls `visit` with every parameter and buffer of m's tree, in te_module_visit's order of modules. Returns false if
+ * `visit` returned false or is NULL. */
 TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void *user);
 /* Returns the number of elements of all parameters of the tree; a shared parameter counts once for each place where it
  * is registered. */
 TE_API int64_t te_module_num_parameters(te_module *m);
-/* Draws new initial values for all parameters of the tree, module by module, as the create functions would from the
- * present random state. Parameters of TE_PARAMS_META get their memory here; they are stored quantized if the call
- * is between te_quantized_model_init_begin and te_quantized_model_init_end. (To read or train them before this call
- * gives TE_ERR_STATE or TE_ERR_INVALID.) On failure the random state is what it was before, and the call may be
- * repeated. TE_ERR_STATE inside a graph's capture. */
+/* Draws new initial values for all parameters of the tree, module by module, as the create functions do. Uses the
+ * present random state. On failure the random state does not change, and the call may be repeated. TE_ERR_STATE inside
+ * a graph's capture.
+ * Parameters of TE_PARAMS_META get their memory here. To read or train them earlier gives TE_ERR_STATE or
+ * TE_ERR_INVALID. Between te_quantized_model_init_begin and te_quantized_model_init_end they are stored quantized. */
 TE_API te_result te_module_reset_parameters(te_module *m);
 /* Sets whether all parameters of the tree require a gradient: true trains them, false freezes them. */
 TE_API void te_module_set_requires_grad(te_module *m, bool on);
@@ -175,18 +171,17 @@ TE_API size_t te_module_print(te_module *m, char *buffer, size_t size);
 
 /* A forward function, as in te_module_class. */
 typedef te_result (*te_module_forward_fn)(te_module *self, te_forward_args *args);
-/* Gives this one module its own forward function, which runs in place of its class's forward; NULL removes it. Returns
- * the function that an earlier call set, or NULL. */
+/* Gives this module its own forward function, in place of its class's; NULL removes it. Returns the function that an
+ * earlier call set, or NULL. */
 TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward);
 
-/* If `on` is true, the module's forward runs under te_checkpoint: its activations are freed, and computed again in the
- * backward pass. args->user and what it points to must then live until te_backward. Off by default. */
+/* If `on` is true, the module's forward runs under te_checkpoint: activations are freed and computed again in the
+ * backward pass. Off by default. args->user and its data must live until te_backward. */
 TE_API void te_module_set_checkpoint(te_module *m, bool on);
 
 /* Runs a module on one input. Returns its output `out`, in the innermost scope, or NULL on failure. TE_ERR_STATE if the
- * module or the input is NULL. Asynchronous on CUDA. If the call needs kernels that are not compiled yet, other threads
- * compile them in parallel, and the call queues its launches and does not wait. */
+ * module or the input is NULL. Asynchronous on CUDA: the call does not wait even for the threads that compile missing
+ * kernels. */
 TE_API te_tensor *te_forward(te_module *m, te_tensor *x);
-/* Runs a module as te_forward does, with all inputs and options in *args. Writes all outputs to args->outputs and
- * returns `out`. */
+/* Runs a module as te_forward does, on all of *args. Writes args->outputs and returns `out`. */
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args);

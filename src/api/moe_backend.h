@@ -1,8 +1,8 @@
 /* api/moe_backend.h: creates an MoE whose gate, experts and dispatcher are chosen by a te_moe_backend, as in NeMo
  * Automodel. */
 
-/* Returns a te_moe_backend. Fields that are also in te_backend_config get their values from *config; all others are
- * zero. If config is NULL, all fields are zero. The caller sets ep_group, cp_group and world_size afterwards. */
+/* Returns a te_moe_backend with the values of *config (NULL => zeros). Fields that te_backend_config lacks are zero;
+ * the caller sets ep_group, cp_group and world_size. */
 TE_API te_moe_backend te_moe_backend_of(const te_backend_config *config);
 
 /* Creates an MoE: y = experts(x) [+ shared experts(x) [* sigmoid(x w)]]. Children: gate, experts, shared_experts (with
@@ -17,6 +17,6 @@ TE_API te_moe_backend te_moe_backend_of(const te_backend_config *config);
  *     deepep, hybridep, uccl_ep   2, 3, ..   te                          GroupedExpertsTE
  *     torch                                                              GroupedExperts
  *
- * NULL with TE_ERR_INVALID if backend is NULL; a zeroed te_moe_backend means the defaults. Source:
+ * NULL with TE_ERR_INVALID if backend is NULL. A zeroed te_moe_backend has the defaults. Source:
  * nemo_automodel.components.moe.layers.MoE. */
 TE_API te_module *te_moe_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend);

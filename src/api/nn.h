@@ -1,11 +1,12 @@
 /* api/nn.h: the modules of TransformerEngine, under the same names. Zero-initialise every desc: zero is the default of
- * every field. api/options.h has the structs of options that several descs contain.
+ * every field. api/options.h has the options that several modules share.
  *
- * Each create function returns a module with parameters initialised from the context's random state. The caller owns
- * the module until te_module_destroy, or until te_module_add_child gives it to a parent. NULL on an error:
- * TE_ERR_INVALID if sizes are out of range or contradict each other, TE_ERR_DTYPE for a params_dtype other than f32,
- * f16 and bf16, TE_ERR_STATE inside a graph's capture. Creating allocates and does not sync. Inputs are f32, f16 or
- * bf16 of any shape [.., in] unless said otherwise. Under autocast the operands of GEMMs are quantized. */
+ * Create functions initialise parameters from the context's random state. The caller owns the module until
+ * te_module_destroy or te_module_add_child. Creating allocates and does not sync. NULL on an error:
+ *   TE_ERR_INVALID  sizes are out of range or contradict each other
+ *   TE_ERR_DTYPE    params_dtype is not f32, f16 or bf16
+ *   TE_ERR_STATE    inside a graph's capture
+ * Inputs are f32, f16 or bf16 of any shape [.., in]. Under autocast the operands of GEMMs are quantized. */
 
 /* Options of te_linear_create: y = x W^T + b. Parameters: weight [out, in], bias [out]. Outputs: out[, bias].
  * Source: transformer_engine.pytorch.Linear. */
@@ -14,23 +15,19 @@ typedef struct te_linear_desc {
     te_gemm_options gemm; /* options of the GEMM x W^T */
     te_parallel_options parallel; /* parallel_mode shards the weight over ranks */
     te_parameters_split parameters_split; /* splits the weight into several parameters */
-    bool save_original_input; /* true => the input itself is saved, and the backward pass quantizes it again (refused
-                               * under delayed scaling, and if the input's quantizer rounds stochastically); false => a
-                               * quantized copy is saved */
+    bool save_original_input; /* true => saves the input, and quantizes it again in the backward pass; false => saves a
+                               * quantized copy. Refused with delayed scaling and stochastic rounding */
     const char *name; /* copied; NULL => "linear" */
 } te_linear_desc;
 /* Creates a Linear. */
 TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc);
 
-/* Options of te_layernorm_create and te_rmsnorm_create. LayerNorm: (x - mean) / sqrt(variance + eps) * weight + bias;
- * RMSNorm: x / sqrt(mean of squares + eps) * weight.
+/* Options of te_layernorm_create and te_rmsnorm_create (formulas: te_normalization).
  * Parameters: weight [hidden], bias [hidden] (LayerNorm). Source: transformer_engine.pytorch.LayerNorm, RMSNorm. */
 typedef struct te_norm_desc {
     int64_t hidden_size;   /* last size of x */
-    te_norm_options norm;  /* eps and zero_centered_gamma; `normalization` is not read, because the create function
-                            * decides the norm */
-    te_dtype params_dtype; /* 0 => bf16. TransformerEngine's default is torch.get_default_dtype(), f32 unless the
-                            * program sets another */
+    te_norm_options norm;  /* eps and zero_centered_gamma; `normalization` is not read */
+    te_dtype params_dtype; /* 0 => bf16. TransformerEngine's default is torch.get_default_dtype() */
     te_params_device device; /* where parameters are allocated; 0 => the context's device */
     te_parallel_options parallel; /* only sequence_parallel is read here */
     const char *name;      /* copied; NULL => "layernorm", "rmsnorm" */
@@ -50,18 +47,16 @@ typedef struct te_layernorm_linear_desc {
     te_parallel_options parallel; /* parallel_mode: only TE_PARALLEL_COLUMN is possible */
     te_parameters_split parameters_split; /* splits the weight into several parameters */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
-    bool return_layernorm_output_gathered; /* with sequence_parallel: `ln_out` has the rows of all ranks, and its
-                                            * gradient is summed over the ranks */
+    bool return_layernorm_output_gathered; /* with sequence_parallel: `ln_out` has the rows of all ranks; its gradient
+                                            * is summed over them */
     const char *name; /* copied; NULL => "layernorm_linear" */
 } te_layernorm_linear_desc;
-/* Creates a LayerNormLinear: a norm, and a Linear that reads its output. The norm writes this output already quantized
- * for the GEMM. */
+/* Creates a LayerNormLinear: a norm and a Linear behind it. The norm writes its output quantized for the GEMM. */
 TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc);
 
 /* Options of te_layernorm_mlp_create: y = act(norm(x) W1^T + b1) W2^T + b2. Parameters: layer_norm_weight,
- * layer_norm_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias. With a gated activation, fc1_weight has 2 *
- * ffn_hidden_size rows, and the nonlinearity is applied to the first half of fc1's output. Outputs: out[, bias][,
- * ln_out].
+ * layer_norm_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias. A gated activation has 2 * ffn_hidden_size rows in
+ * fc1_weight; the nonlinearity takes the first half. Outputs: out[, bias][, ln_out].
  * Source: transformer_engine.pytorch.LayerNormMLP. */
 typedef struct te_layernorm_mlp_desc {
     int64_t hidden_size, ffn_hidden_size; /* last size of x and y; size of the activation between fc1 and fc2 */
@@ -72,54 +67,51 @@ typedef struct te_layernorm_mlp_desc {
     te_parallel_options parallel; /* set_parallel_mode shards fc1 by column, fc2 by row */
     te_init output_layer_init;    /* initial values of fc2 */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
-    bool return_layernorm_output_gathered; /* with sequence_parallel: `ln_out` has the rows of all ranks, and its
-                                            * gradient is summed over the ranks */
-    bool checkpoint;              /* true => results of norm, fc1 and activation are not kept, but recomputed in the
-                                   * backward pass (as by te_module_set_checkpoint) */
+    bool return_layernorm_output_gathered; /* with sequence_parallel: `ln_out` has the rows of all ranks; its gradient
+                                            * is summed over them */
+    bool checkpoint;              /* true => the backward pass recomputes norm, fc1 and activation (as
+                                   * te_module_set_checkpoint) */
     const char *name; /* copied; NULL => "layernorm_mlp" */
 } te_layernorm_mlp_desc;
 /* Creates a LayerNormMLP: a norm, fc1, an activation and fc2. */
 TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc);
 
-/* Options of te_dot_product_attention_create: softmax(q k^T * scale) v. The forward reads q [s, b, H, d] from `input`,
- * key [s, b, G, d] and value [s, b, G, dv], and returns [s, b, H * dv]. With TE_BSHD, b is the first dimension of all
- * tensors. With packed sequences, q is [tokens, H, d] and the result [tokens, H * dv]. A call may give qkv_layer or
- * kv_layer instead of separate tensors. Parameter: softmax_offset f32 [H], with TE_SOFTMAX_LEARNABLE. Outputs: out[,
- * max_logit].
+/* Options of te_dot_product_attention_create: softmax(q k^T * scale) v.
+ * `input` (q) is [s, b, H, d], `key` [s, b, G, d], `value` [s, b, G, dv], the output [s, b, H * dv].
+ * TE_BSHD exchanges s and b. Packed sequences have [tokens, ..] instead of [s, b, ..].
+ * Parameter: softmax_offset f32 [H], with TE_SOFTMAX_LEARNABLE. Outputs: out[, max_logit].
  * Source: transformer_engine.pytorch.DotProductAttention. */
 typedef struct te_dot_product_attention_desc {
     te_attn_options attention; /* kv_channels is needed: it has no default here */
-    te_parallel_options parallel; /* tp_group: each rank has a part of the heads; cp_group: a part of each sequence */
+    te_parallel_options parallel; /* tp_group: each rank has some of the heads; cp_group: some chunks of each
+                                   * sequence */
     const char *name; /* copied; NULL => "core_attention" */
 } te_dot_product_attention_desc;
 /* Creates a DotProductAttention, the core of attention without projections. */
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
-/* Options of te_sdpa_create. An SDPA is the attention core of a language model, where it has the name `sdpa`. It runs
- * te_attention, without DotProductAttention's packed tensors, caches, sequence lengths and FP8. It can be replaced by
- * another attention with te_module_set_forward. The forward reads args->input (the query, [s, b, H, d]), args->key and
- * args->value ([s_kv, b, G, d]), and sets args->outputs.out [s, b, H, d]. Another `format` changes the layout of all
- * four. Of args->attention only attn_mask_type, window and checkpoint_core_attention may be set. In a model of
- * te_causal_lm_create attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT if a KV cache has keys of
- * earlier calls. All other settings come from this desc, which te_module_state returns. */
+/* Options of te_sdpa_create. An SDPA is the attention core `sdpa` of a language model: te_attention without packed
+ * tensors, caches, sequence lengths and FP8. te_module_set_forward can replace it. te_module_state returns this desc.
+ * The forward reads args->input (the query, [s, b, H, d]), args->key and args->value ([s_kv, b, G, d]). It sets
+ * args->outputs.out [s, b, H, d]. Of args->attention only attn_mask_type, window and checkpoint_core_attention may be
+ * set. In models of te_causal_lm_create attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT with keys of
+ * earlier calls. */
 typedef struct te_sdpa_desc {
     te_qkv_format format; /* layout of query, key, value and output; 0 => [s, b, H, d] */
-    te_attn_rule rule;    /* these fields are read: mask and window (for calls that give none), softmax_scale, softcap,
-                           * dropout_p (in training), softmax_type and, with TE_SOFTMAX_LEARNABLE, softmax_offset
-                           * (f32 [H], attention sinks; borrowed for the module's lifetime, differentiable). Other
-                           * fields must be 0 */
+    te_attn_rule rule;    /* only these fields may be set: mask, window, softmax_scale, softcap, dropout_p (in
+                           * training), softmax_type, softmax_offset (borrowed for the module's lifetime,
+                           * differentiable). A call's mask and window override */
     const char *name;     /* copied; NULL => "sdpa" */
 } te_sdpa_desc;
-/* Creates an SDPA, which has no parameters. NULL with TE_ERR_INVALID for a softcap that is negative, infinite or
- * NaN, for a softmax_offset that does not fit softmax_type, and for other values out of range; TE_ERR_UNSUPPORTED if
- * a field of the rule is set that SDPA does not read. */
+/* Creates an SDPA, which has no parameters. NULL with TE_ERR_INVALID for values out of range, TE_ERR_UNSUPPORTED if
+ * `rule` sets other fields. */
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
 
-/* Options of te_multihead_attention_create. The module is attention with projections. Its input x is [s, b, h], [b, s,
- * h], or packed [tokens, h]. Children in self attention: layernorm_qkv (with input_layernorm) or qkv. Children in cross
- * attention: layernorm_query (with input_layernorm) or query_layer, and key_value. Children in both: core_attention,
- * proj and, with qk_norm_type, q_norm and k_norm, which normalise each head. Outputs: out[, bias][, ln_out][,
- * max_logit].
+/* Options of te_multihead_attention_create. The input x is [s, b, h], [b, s, h], or packed [tokens, h]. Outputs: out[,
+ * bias][, ln_out][, max_logit]. Children:
+ *   self attention   layernorm_qkv (with input_layernorm) or qkv
+ *   cross attention  layernorm_query (with input_layernorm) or query_layer; key_value
+ *   both             core_attention; proj; q_norm and k_norm (with qk_norm_type), which normalise each head
  * Source: transformer_engine.pytorch.MultiheadAttention. */
 typedef struct te_multihead_attention_desc {
     int64_t hidden_size; /* last size of x and y */
@@ -129,7 +121,7 @@ typedef struct te_multihead_attention_desc {
     te_parallel_options parallel; /* options of all children */
     te_init output_layer_init;    /* initial values of proj */
     bool input_layernorm;         /* a norm runs before the first projection */
-    bool return_layernorm_output; /* the module has one more output, `ln_out`: the result of the norm in front */
+    bool return_layernorm_output; /* the norm's output is the output `ln_out` */
     const char *name; /* copied; NULL => "self_attention" */
 } te_multihead_attention_desc;
 /* Creates a MultiheadAttention: projections to queries, keys and values, attention, and an output projection. */
@@ -146,7 +138,7 @@ typedef enum te_layer_type {
  * Source: transformer_engine.pytorch.TransformerLayer. */
 typedef struct te_transformer_layer_desc {
     int64_t hidden_size, ffn_hidden_size; /* last size of x and y; inner size of the MLP */
-    te_attn_options attention; /* options of self attention; cross attention reads them too, except mask, window and
+    te_attn_options attention; /* options of self attention, and of cross attention except mask, window and
                                 * bottom_right_diagonal */
     te_norm_options norm;      /* options of all norms */
     te_gemm_options gemm;      /* options of all GEMMs with weights; return_bias is not read */
@@ -159,57 +151,51 @@ typedef struct te_transformer_layer_desc {
     te_window enc_dec_window;  /* window of cross attention; zero => none */
     te_switch enc_dec_bottom_right_diagonal; /* as te_attn_options.bottom_right_diagonal, for cross attention */
     float hidden_dropout;      /* probability of dropout; 0 => none. TransformerEngine's default is 0.1 */
-    float drop_path_rate;      /* probability that self attention, or the MLP, is skipped; 0 => never. te_drop_path
-                                * decides separately for each index of the input's first dimension */
+    float drop_path_rate;      /* probability that self attention, or the MLP, is skipped (te_drop_path); 0 => never */
     bool apply_residual_connection_post_layernorm; /* true => the residual is the output of the norm; false => the input
                                                     * of the norm */
-    bool output_layernorm;     /* true => a norm runs at the end of the layer and none before self attention; false =>
-                                * the opposite */
-    bool parallel_attention_mlp; /* true => attention and MLP both read the layer's input, and their outputs are added.
-                                  * Only for encoders, without apply_residual_connection_post_layernorm and
+    bool output_layernorm;     /* true => a norm at the end of the layer, none before self attention; false => the
+                                * opposite */
+    bool parallel_attention_mlp; /* true => attention and MLP both read the layer's input; their outputs are added. Only
+                                  * for encoders, without apply_residual_connection_post_layernorm and
                                   * output_layernorm */
     const char *name; /* copied; NULL => "layer" */
 } te_transformer_layer_desc;
 /* Creates a TransformerLayer: one layer of an encoder or of a decoder. */
 TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc *desc);
 
-/* Sets the tensor-parallel group of m and of all modules below m that were created with a tp_size equal to the group's
- * size. Modules that were created without a group are initialised now, from the current random state (with
- * TE_PARAMS_META: at te_module_reset_parameters). The group is borrowed for the modules' lifetime. TE_ERR_INVALID for a
- * group of another size or context. Source: transformer_engine.pytorch, set_tensor_parallel_group. */
+/* Sets the tensor-parallel group of m and of all modules below whose tp_size is the group's size. Modules created
+ * without a group are initialised now (with TE_PARAMS_META: at te_module_reset_parameters). The group is borrowed for
+ * the modules' lifetime. TE_ERR_INVALID for a group of another size or context. Source: transformer_engine.pytorch,
+ * set_tensor_parallel_group. */
 TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group);
-/* Sets cp_group, cp_p2p_group and cp_comm_type of te_parallel_options for all attention in m and below it. The ranks of
- * these groups share each sequence. The groups are borrowed for the modules' lifetime; NULL => none. MultiheadAttention
- * then rotates each token by its position in the whole sequence: it sets cp_size and cp_rank of te_rotary_desc.
- * TE_ERR_INVALID for a group of another context, or for a cp_p2p_group without TE_CP_A2A_P2P. Source:
- * transformer_engine.pytorch, set_context_parallel_group. */
+/* Sets cp_group, cp_p2p_group and cp_comm_type (te_parallel_options) of all attention in m and below it. The groups are
+ * borrowed for the modules' lifetime; NULL => none. TE_ERR_INVALID for a group of another context, or for a
+ * cp_p2p_group without TE_CP_A2A_P2P. Source: transformer_engine.pytorch, set_context_parallel_group. */
 TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group, te_group *cp_p2p_group,
                                                te_cp_comm cp_comm_type);
-/* Returns true if the gradient of parameter x is only this rank's part, which the caller must sum over the
- * tensor-parallel ranks (te_all_reduce of te_tensor_grad) before te_optimizer_step. Under sequence_parallel this is
- * true for the parameters of norms and for the biases of row-parallel modules. Under tensor parallelism it is true for
- * the norms of heads (q_norm, k_norm).
+/* Returns true if te_tensor_grad(x) must be summed over the tensor-parallel ranks (te_all_reduce) before
+ * te_optimizer_step. These are q_norm and k_norm, and under sequence_parallel norms and biases of row-parallel modules.
  * Source: the attribute sequence_parallel of parameters. */
 TE_API bool te_tensor_sequence_parallel(const te_tensor *x);
 /* Sets what te_tensor_sequence_parallel returns for x. Returns x. */
 TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on);
 
-/* Sets the recipe (copied) with which m and all modules below quantize in enabled autocast regions, instead of the
- * region's recipe; with `off` they do not quantize. A setting on a module overrides the settings of modules above it.
- * If recipe is NULL and `off` is false, the setting is removed. Do not call this between a forward pass and its
- * backward pass. TE_ERR_INVALID for a recipe together with `off`, or a recipe whose options exclude each other.
+/* Sets the recipe (copied) of m and all modules below in enabled autocast regions, instead of the region's. With `off`
+ * they do not quantize. A module's setting overrides those of modules above it. NULL without `off` removes the setting.
+ * Do not call this between a forward pass and its backward pass. TE_ERR_INVALID for a recipe together with `off`, or a
+ * recipe whose options exclude each other.
  * Source: the features DisableQuantizationLayer and PerTensorScaling of TransformerEngine's debug tool. */
 TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, bool off);
 
-/* Computes the weight gradients that te_backward has deferred in m and the modules below (delay_wgrad_compute), in the
- * order in which te_backward met them. The gradients are bit-identical to those without the delay, unless another use
- * of the same weight adds to its gradient in between. Call it between te_backward and te_optimizer_step, which warns if
- * gradients are still deferred. A graph's capture that defers gradients must contain this call, too. TE_ERR_STATE for
- * NULL. Source: transformer_engine.pytorch, backward_dw. */
+/* Computes the weight gradients that te_backward has deferred in m and the modules below (delay_wgrad_compute). Call it
+ * before te_optimizer_step, and inside a graph's capture that defers gradients. The delay changes no bit, unless
+ * another use of the weight adds to its gradient in between. TE_ERR_STATE for NULL. Source: transformer_engine.pytorch,
+ * backward_dw. */
 TE_API te_result te_backward_dw(te_module *m);
 
-/* Options of te_embedding_create: a table of embeddings. Parameter: weight [num_embeddings, embedding_dim]. Forward:
- * ids i32 or i64 [..] -> [.., embedding_dim]. */
+/* Options of te_embedding_create. Parameter: weight [num_embeddings, embedding_dim]. Forward: ids i32 or i64 [..] ->
+ * [.., embedding_dim]. */
 typedef struct te_embedding_desc {
     int64_t num_embeddings, embedding_dim; /* number of rows and of columns of the table */
     te_init init;                          /* initial values of the weight; 0 => N(0, 0.023^2). torch.nn.Embedding's
@@ -222,12 +208,10 @@ typedef struct te_embedding_desc {
 /* Creates an Embedding, which looks up rows of a table. */
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc);
 
-/* Options of te_activation_create. Activation and the next modules in this file, up to L2Normalization, compute one
- * function each. They serve as children of a Sequential. Only Bias has a parameter. Source:
+/* Options of te_activation_create. Source of the modules from here to L2Normalization:
  * transformer_engine.pytorch.ops. */
 typedef struct te_activation_desc {
-    te_activation activation;               /* 0 => GELU; the last size of y is half that of x if the activation is
-                                             * gated */
+    te_activation activation;               /* 0 => GELU; a gated one halves the last size */
     te_activation_params activation_params; /* parameters of the activation */
     const char *name;                       /* copied; NULL => "activation" */
 } te_activation_desc;
@@ -236,8 +220,8 @@ TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *des
 /* Options of te_bias_create: a module that only adds a bias. */
 typedef struct te_bias_desc {
     int64_t size;            /* last size of x; at least 1 */
-    te_dtype params_dtype;   /* format of the bias; 0 => bf16. TransformerEngine's default is torch.get_default_dtype(),
-                              * f32 unless the program sets another */
+    te_dtype params_dtype;   /* format of the bias; 0 => bf16. TransformerEngine's default is
+                              * torch.get_default_dtype() */
     te_params_device device; /* where the bias is allocated; 0 => the context's device */
     const char *name;        /* copied; NULL => "bias" */
 } te_bias_desc;
@@ -267,28 +251,26 @@ typedef struct te_l2normalization_desc {
 /* Creates an L2Normalization: x / sqrt(sum of squares + eps) of each row. */
 TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc);
 
-/* Creates a Sequential, which runs `n` modules in order, each on the output `out` of the module before. The outputs
- * of the last module are the outputs of the Sequential. With n 0 the output is the input. All other arguments of the
- * call (mask, rotary, is_first_microbatch ...) go to every child.
+/* Creates a Sequential of `n` modules. Each module reads the output `out` of the module before. The outputs of the last
+ * module are those of the Sequential. With n 0 the output is the input. All other arguments of the call (mask, rotary,
+ * is_first_microbatch ...) go to every child.
  *
  * Names. A child that was made with a name keeps it, if the name has no dot and no other child has it (parameter
- * "embedding.weight"). Every other child is named by its index "0", "1" and so on, counted over all children (parameter
- * "1.self_attention.proj.bias"). te_module_add_child appends more children.
+ * "embedding.weight"). Every other child is named by its index among all children (parameter
+ * "1.self_attention.proj.bias"). te_module_add_child appends children.
  *
  * Fusion. Neighbouring children are fused where TransformerEngine fuses them. A norm or an Activation in front of a
  * Linear writes its output quantized (delayed and current scaling, NVFP4 without the Hadamard transform). An Activation
  * behind a Linear computes the gradient of the Linear's bias and quantizes the gradient of the Linear's output. Results
- * are bit-identical to those of LayerNormLinear and LayerNormMLP, with one exception: the gradient of the output of a
- * Linear in front of an Activation is rounded as in TransformerEngine's te.ops. If the Linear has no bias, or the
- * activation is GELU or ReLU, the amax of this gradient is taken from f32 values before rounding, and under delayed
- * scaling its codes are made from these values, too. Otherwise the gradient is rounded first. A child with its own
- * forward function, a checkpoint or captured graphs (te_module_set_forward, te_module_set_checkpoint,
- * te_make_graphed_callables) is not fused.
+ * are bit-identical to those of LayerNormLinear and LayerNormMLP, except the gradient of the output of a Linear in
+ * front of an Activation: it is rounded as in TransformerEngine's te.ops. If the Linear has no bias, or the activation
+ * is GELU or ReLU, its amax comes from f32 values, and under delayed scaling its codes, too. Otherwise the gradient is
+ * rounded first. A child with te_module_set_forward, te_module_set_checkpoint or te_make_graphed_callables is not
+ * fused.
  *
- * The Sequential takes ownership of the children; if it cannot be created, it destroys them. So children may be created
- * inside the argument list.
- * TE_ERR_INVALID for a NULL child, a child of another context, a child that already has a parent (which keeps it), and
- * a child that is twice in the list.
+ * The Sequential takes ownership of the children; if it cannot be created, it destroys them.
+ * TE_ERR_INVALID for a child that is NULL, of another context, twice in the list, or has a parent already (which keeps
+ * it).
  * In forward: TE_ERR_STATE if a child before the last has several outputs (return_bias).
  * Source: torch.nn.Sequential. */
 TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n);

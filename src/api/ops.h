@@ -1,28 +1,26 @@
 /* api/ops.h: the rules of all raw operations, and the args of the mathematical ones. A raw operation has an args struct
- * with explicit outputs, and is not recorded for te_backward. Raw operations serve programs that have an autograd graph
- * of their own. All functions and modules of te.h compute with these operations alone.
+ * with explicit outputs. It is not recorded for te_backward: raw operations serve programs with an autograd graph of
+ * their own.
  *
- * A call fills in defaults, checks the args, chooses kernels and workspace (the plan), and launches. If the check or
- * the plan gives an error, nothing has changed. The caller allocates the outputs. Calls are asynchronous on CUDA,
- * without a hidden host wait, and synchronous on the CPU. The first call with a new combination of formats compiles a
+ * The caller allocates the outputs. A call that is refused changes nothing. Calls are asynchronous on CUDA, and never
+ * wait for the device. They are synchronous on the CPU. The first call with a new combination of formats compiles a
  * kernel (or loads it from the cache). Workspace comes from the context's memory pool. Every operation gives the same
  * bits again on the same device.
  *
  * Every operation refuses these tensors:
  *   TE_ERR_STATE    a NULL tensor that is needed, or a tensor made by te_tensor_describe
- *   TE_ERR_INVALID  a tensor of another context, or an output that shares a byte with another tensor of the call.
- *                   Exceptions are documented: "y may be x" means that both are the same elements in the same format. A
- *                   tensor in a list is compared only with the tensors at the same index of the other lists
+ *   TE_ERR_INVALID  a tensor of another context, or an output that shares a byte with another tensor of the call. "y
+ *                   may be x" allows both to be the same elements in the same format. In lists, only tensors at the
+ *                   same index are compared
  *   TE_ERR_DTYPE    a quantized tensor (te_quantized_view returns its codes and scales as plain tensors), or a format
- *                   that the operation does not take for this argument
+ *                   that this argument does not allow
  *   TE_ERR_SHAPE    a strided tensor, unless the operation's comment allows strides
  *
- * Unless said otherwise: tensors are plain, contiguous and of the call's context, borrowed for the call; float tensors
- * are f32, f16 or bf16; sums are taken in f32 or better; results are rounded once. M is the product of all sizes of a
- * tensor except the last, and N is the last size. "optional" fields may be NULL. These fields mean the same everywhere:
+ * Unless said otherwise, tensors are plain, contiguous and borrowed for the call. Float tensors are f32, f16 or bf16.
+ * Sums are taken in f32 or better; results are rounded once. N is the last size of a tensor, M the product of all other
+ * sizes. "optional" fields may be NULL. These fields mean the same everywhere:
  *   seed, offset  the key and the offset of Philox4x32-10, from which random numbers come
- *   rng           optional i64 [2], a random state on the device: the first number replaces seed, the second is added
- *                 to offset
+ *   rng           optional i64 [2], a random state on the device: number 0 replaces seed, number 1 is added to offset
  *   noop          optional f32 [1] on the device: 1.0 => the call writes nothing
  *   fp8_max       the largest value of a code: 448 for e4m3, 57344 for e5m2
  *   format        order of dimensions; 0 => [s, b, H, d] */
@@ -118,9 +116,8 @@
     X(grouped_column_sum, GROUPED_COLUMN_SUM, moe)
 /* All operations, also those that a build leaves out. */
 #define TE_OP_LIST_ALL(X) TE_OP_LIST_CORE(X) TE_OP_LIST_DIST(X) TE_OP_LIST_MOE(X)
-/* Applies X to the operations of this build and NONE to those that it leaves out, in the order of te_op. TE_NO_DIST
- * leaves out TE_OP_LIST_DIST. TE_NO_DIST and TE_NO_MOE together leave out TE_OP_LIST_MOE; TE_NO_MOE alone keeps it,
- * because context parallelism uses these operations too. */
+/* Applies X to the operations of this build and NONE to all others, in the order of te_op. TE_NO_MOE alone leaves out
+ * nothing: context parallelism uses TE_OP_LIST_MOE. */
 #define TE_OP_LIST_EACH(X, NONE) \
     TE_OP_LIST_CORE(X) TE_OP_LIST_DIST(TE_OP_DIST(X, NONE)) TE_OP_LIST_MOE(TE_OP_MOE(X, NONE))
 /* The operations of this build. */
@@ -138,8 +135,7 @@
 #define TE_OP_MOE(X, NONE) X /* this build has the operations of TE_OP_LIST_MOE; they get X */
 #endif
 
-/* The numbers of the operations: TE_OP_COPY, TE_OP_FILL and so on, in the order of TE_OP_LIST_ALL. They do not depend
- * on TE_NO_DIST and TE_NO_MOE. */
+/* The numbers of the operations: TE_OP_COPY, TE_OP_FILL and so on. They do not depend on TE_NO_DIST and TE_NO_MOE. */
 typedef enum te_op {
     TE_OP_NONE = 0, /* no operation; calls refuse it */
 #define TE_OP_ID(lower, UPPER, family) TE_OP_##UPPER,
@@ -151,33 +147,30 @@ typedef enum te_op {
 /* Returns the name of an operation, such as "gemm" or "fp8_quantize"; "?" for a value outside the list. Static
  * string. */
 TE_API const char *te_query_name(te_op op);
-/* Returns the name of an operation's family, such as "gemm" or "cast"; "?" for a value outside the list. The folder
- * with the kernels of the family has the same name. Static string. */
+/* Returns the name of an operation's family, such as "gemm" or "cast"; "?" for a value outside the list. Static
+ * string. */
 TE_API const char *te_query_family(te_op op);
 
 /* ---- math ---------------------------------------------------------------------------------------------------- */
 
-/* dst = src, converted between any two of the formats f32, f16, bf16, i32, i64 and u8; float to float rounds to nearest
- * even. 8-bit floats (e4m3, e5m2, e8m0) and i16 are not converted: dst must have the same format, or u8 for the bytes
- * of 8-bit floats. src and dst have equal shapes and may have any strides. They may share memory: the result is as if
- * all of src were read before dst is written. If their byte ranges overlap, the call takes a workspace that holds all
- * elements in the narrower of the two formats. If src and dst are the same elements in the same format, nothing is
- * done. */
+/* dst = src, converted between f32, f16, bf16, i32, i64 and u8; floats round to nearest even. 8-bit floats and i16 are
+ * only copied, to their own format, or 8-bit floats to u8. src and dst have equal shapes and any strides. They may
+ * share memory: all of src is read before dst is written. Byte ranges that overlap take a workspace for all elements in
+ * the narrower format. */
 typedef struct te_op_copy_args {
     const te_tensor *src;
     te_tensor *dst;
 } te_op_copy_args;
 
-/* Sets every element of dst to `value`, rounded to nearest even, or for integers truncated and saturated. Any format
- * but e2m1. */
+/* Sets every element of dst to `value`, rounded to nearest even (integers: truncated, saturated). Not e2m1. */
 typedef struct te_op_fill_args {
     te_tensor *dst;
     double value;
 } te_op_fill_args;
 
-/* Sets every dst[i] to a random number: uniform on [a, b), with b - a finite, or normal with mean a and standard
- * deviation b. Element i comes from block i / 4 of Philox4x32-10 at (seed, offset). It is computed in f32 and rounded
- * to dst's format: in f16 and bf16 a uniform number may become b itself. dst is contiguous, f32, f16 or bf16. */
+/* Sets every dst[i] to a random number: uniform on [a, b), or normal with mean a and standard deviation b. Element i
+ * comes from block i / 4 of Philox4x32-10 at (seed, offset). In f16 and bf16 rounding may give b itself. b - a must be
+ * finite. */
 typedef struct te_op_random_args {
     te_tensor *dst;
     te_random_kind kind; /* 0 => uniform */
@@ -198,8 +191,8 @@ typedef struct te_op_axpby_args {
     const te_tensor *divide_device;
 } te_op_axpby_args;
 
-/* out = x * y, in f32. out has x's shape [.., N]. y has x's shape, or is [M]: one factor for each of the M rows of x.
- * Formats may differ. out may be x, or y if y has x's shape. */
+/* out = x * y, in f32. y has x's shape, or is [M]: one factor for each row of x. Formats may differ. out may be x, or y
+ * of x's shape. */
 typedef struct te_op_mul_args {
     const te_tensor *x, *y;
     te_tensor *out;
@@ -219,8 +212,7 @@ typedef struct te_op_column_sum_args {
     bool accumulate;
 } te_op_column_sum_args;
 
-/* out [M], of any float format: out[m] is the dot product of row m of x [.., N] and row m of y [.., N], summed in f32.
- * If y is the gradient of rows f[m] * x[m], out is the gradient of the factors f. */
+/* out[m] is the dot product of row m of x and row m of y, in f32. out [M] has any float format. */
 typedef struct te_op_row_dot_args {
     const te_tensor *x, *y;
     te_tensor *out;
@@ -228,25 +220,23 @@ typedef struct te_op_row_dot_args {
 
 /* Row lookup: y [.., H] = table[ids], table [V, H], ids i32 or i64 of any shape [..].
  *   vocab_size, vocab_start   the table has rows vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size rows,
- *                             which is split over ranks. An id whose row is on another rank gives a row of zeros, so
- *                             the sum over the ranks is the whole result. vocab_size 0 => V: the table is the whole
- *                             vocabulary
- *   from_end   true => ids -vocab_size .. -1 are allowed and count from the end of the vocabulary
- * Other ids outside 0 .. vocab_size - 1 are an error (TE_ERR_INVALID). On the CPU the call itself returns it. On a GPU
- * such ids give rows of zeros, and the next call that waits (te_synchronize) returns the error. */
+ *                             which is split over ranks. An id of another rank gives a row of zeros: sum y over the
+ *                             ranks. vocab_size 0 => V
+ *   from_end   true => ids -vocab_size .. -1 count from the end of the vocabulary
+ * TE_ERR_INVALID for other ids outside 0 .. vocab_size - 1. The CPU returns it from the call. A GPU gives rows of
+ * zeros, and returns it from the next call that waits (te_synchronize). */
 typedef struct te_op_embedding_fwd_args {
     const te_tensor *ids, *table;
     te_tensor *y;
     int64_t vocab_size, vocab_start;
     bool from_end;
 } te_op_embedding_fwd_args;
-/* dtable [V, H] = (accumulate ? dtable : 0) + the gradient: each row of dy [.., H] is added, in f32, to the row of
- * dtable that its id names, in the order of the ids. vocab_size, vocab_start, from_end and ids out of range: as in the
- * forward. */
+/* dtable [V, H] = (accumulate ? dtable : 0) + the gradient: each row of dy [.., H] is added, in f32, to the row of its
+ * id, in the order of the ids. */
 typedef struct te_op_embedding_bwd_args {
     const te_tensor *ids, *dy;
     te_tensor *dtable;
     bool accumulate;
-    int64_t vocab_size, vocab_start;
-    bool from_end;
+    int64_t vocab_size, vocab_start; /* the forward's */
+    bool from_end; /* the forward's */
 } te_op_embedding_bwd_args;

@@ -3,12 +3,11 @@
 /* ---- cast ---------------------------------------------------------------------------------------------------- */
 
 /* Computes amax f32 [1] = max |x|. NaN is ignored and infinity is kept (as nvte_compute_amax).
- *   keep    true: amax becomes the larger one of max |x| and its present value
+ *   keep    true: amax becomes max(amax, max |x|)
  *   noop    optional f32 [1]: 1.0 => nothing is written
- *   groups  optional i32 [M], with x viewed as [M, N]: the group of each row (te_op_moe_chunk_map with chunk_numbers
- *           makes this list from sizes). amax is then f32 [n], or a column [n, 1] of a matrix: max |x| over the rows of
- *           each group, and 0 for a group without rows. A row whose group number is outside 0 .. n-1 belongs to no
- *           group. Not with noop */
+ *   groups  optional i32 [M], with x viewed as [M, N]: the group of each row (from te_op_moe_chunk_map with
+ *           chunk_numbers). A row with a number outside 0 .. n-1 belongs to no group. amax is then f32 [n], or a column
+ *           [n, 1] of a matrix: max |x| over the rows of each group, 0 for a group without rows. Not with noop */
 typedef struct te_op_amax_args {
     const te_tensor *x;
     te_tensor *amax;
@@ -30,13 +29,13 @@ typedef struct te_op_scale_from_amax_args {
     bool power_of_two;
 } te_op_scale_from_amax_args;
 
-/* Updates the scales of delayed scaling (TransformerEngine: delayed_scaling_recipe), in place, for `count` states at
- * once. One launch serves some 200 states. State i has n_i scales: scale[i] is f32 [n_i], and amax_history[i] is f32
- * [L_i, n_i]. Each scale becomes fp8_max / 2^margin / amax, with the amax that `algo` takes from its column of the
- * history. Then the history moves by one row, and row 0 becomes 0. If the newest amax of a scale is 0, the scale and
- * its column of the history stay as they are. An infinite or NaN amax leaves the scale unchanged.
- *   reduced  optional f32 [n_0 + n_1 + ..]: the newest amaxes after a reduction over ranks. A number that is not 0
- *            here replaces the one in row 0 of the history */
+/* Updates `count` states of delayed scaling in place (TransformerEngine: delayed_scaling_recipe). State i has n_i
+ * scales: scale[i] is f32 [n_i], amax_history[i] is f32 [L_i, n_i]. Each scale becomes fp8_max / 2^margin / amax, where
+ * `algo` takes amax from the scale's column of the history. Then the history moves by one row, and row 0 becomes 0. If
+ * the newest amax (row 0) of a scale is 0, the scale and its column do not change. An infinite or NaN amax leaves the
+ * scale unchanged.
+ *   reduced  optional f32 [n_0 + n_1 + ..]: the newest amaxes, reduced over ranks. A number that is not 0 replaces the
+ *            one in row 0 of the history */
 typedef struct te_op_delayed_update_args {
     te_tensor *const *amax_history, *const *scale;
     int count;
@@ -46,11 +45,11 @@ typedef struct te_op_delayed_update_args {
     te_amax_algo algo; /* how the amax is taken from the history; 0 => the largest */
 } te_op_delayed_update_args;
 
-/* Gathers the newest amaxes, so that one collective can reduce them over a group. amaxes f32 [n_0 + n_1 + ..] becomes
- * row 0 of each of the `count` histories, one behind the other. amax_history[i] is f32 [L_i, n_i]. */
+/* Gathers the newest amaxes: amaxes f32 [n_0 + n_1 + ..] becomes row 0 of each history, one behind the other.
+ * amax_history[i] is f32 [L_i, n_i]. */
 typedef struct te_op_delayed_gather_args {
     te_tensor *const *amax_history;
-    int count;
+    int count; /* number of histories */
     te_tensor *amaxes;
 } te_op_delayed_gather_args;
 
@@ -61,19 +60,16 @@ typedef struct te_op_delayed_gather_args {
  *              written as 0
  *   scale      f32 [1], read; NULL with `current`
  *   scale_inv  f32 [1], optional, written: RN(1 / scale)
- *   amax       f32 [1], optional, written: max(amax, max |x|) of the unscaled x; with `current` it is max |x| alone
- *   current    true: the scale is computed from max |x| by the rule of te_op_scale_from_amax, with the fp8_max of the
- *              codes' format, `epsilon` and `power_of_two` (Float8CurrentScalingQuantizer)
- *   x_amax     f32 [2], optional, with `current` and without `noop`; its address is a multiple of 8 bytes. Before the
- *              call its first number must be max |x|, as te_op_act_fwd and others write it to their `amax`, and its
- *              second number 0. The call then sets both numbers to 0. With x_amax the call reads x only once
- *   dbias      [N] of any float format, optional: the column sums of x in f32, which are the gradient of a bias if x is
- *              a gradient. Not with `noop`
+ *   amax       f32 [1], optional, written: max(amax, max |x|) of the unscaled x; with `current`: max |x| alone
+ *   current    true: the scale comes from max |x| as in te_op_scale_from_amax, with `epsilon` and `power_of_two`
+ *              (Float8CurrentScalingQuantizer)
+ *   x_amax     f32 [2], optional, aligned to 8 bytes, with `current` and without `noop`. Must be max |x| and 0 before
+ *              the call, and is 0 and 0 after it. Saves a pass over x
+ *   dbias      [N] of any float format, optional: the column sums of x in f32 (the gradient of a bias). Not with `noop`
  *   noop       optional f32 [1]: 1.0 => nothing is written
  *   groups     optional i32 [M]: the group of each row, as in te_op_amax. scale, scale_inv and amax are then [n], one
- *              number for each group; scale and amax may also be columns [n, 1] of matrices. Rows that belong to no
- *              group get codes 0. Not with `current`, `dbias` or `noop` (te_op_amax and te_op_scale_from_amax compute
- *              current scales of groups) */
+ *              number for each group; scale and amax may also be columns [n, 1] of matrices. Rows of no group get codes
+ *              0. Not with `current`, `dbias` or `noop` */
 typedef struct te_op_fp8_quantize_args {
     const te_tensor *x;
     te_tensor *row, *col;
@@ -87,8 +83,8 @@ typedef struct te_op_fp8_quantize_args {
     const te_tensor *groups;
 } te_op_fp8_quantize_args;
 
-/* Computes y [M, N] = f32(q) * scale_inv, rounded once to y's format. q is [M, ld] with ld >= N. groups: optional i32
- * [M], as in te_op_fp8_quantize. With groups, scale_inv is f32 [n], and rows that belong to no group become 0. */
+/* Computes y [M, N] = f32(q) * scale_inv, rounded once to y's format. q is [M, ld], ld >= N. With groups, i32 [M],
+ * scale_inv is f32 [n]; rows of no group become 0. */
 typedef struct te_op_fp8_dequantize_args {
     const te_tensor *q, *scale_inv;
     te_tensor *y;
@@ -96,8 +92,7 @@ typedef struct te_op_fp8_dequantize_args {
 } te_op_fp8_dequantize_args;
 
 /* Transposes the first N columns of src [M, lds] into dst [N, ldd]: dst(n, m) = src(m, n). Columns M .. ldd-1 of dst
- * become zero. Elements have 4 (e2m1), 8, 16 or 32 bits; src and dst have the same format. The fields `rows` and
- * `columns` are M and N. */
+ * become 0. Formats have 4 (e2m1), 8, 16 or 32 bits. `rows` is M, `columns` N. */
 typedef struct te_op_transpose_args {
     const te_tensor *src;
     te_tensor *dst;
@@ -106,9 +101,7 @@ typedef struct te_op_transpose_args {
 
 /* ---- block ---------------------------------------------------------------------------------------------------
  * FP8 with one f32 scale for each 1 x 128 or 128 x 128 elements (DeepSeek-V3; TransformerEngine's
- * Float8BlockQuantizer). The row-wise copy is quantized along the rows of x and the column-wise copy along its columns,
- * independently of each other. x may have any size: the last block of a row or column may be short. All padding is
- * written as 0. */
+ * Float8BlockQuantizer). The last block of a row or column may be short. All padding is written as 0. */
 
 /* Quantizes x [.., N], viewed as [M, N], with one scale for each tile. With two_dimensional ("2-D" below) a tile is 128
  * x 128 elements in both copies. Otherwise ("1-D") it is 1 x 128 elements in `row` and 128 x 1 in `col`.
@@ -118,15 +111,14 @@ typedef struct te_op_transpose_args {
  *   col            [N, ldc], optional, transposed
  *   col_scale_inv  f32. 1-D: [ceil(M / 128), round_up(N, 4)]. 2-D: [ceil(N / 128), round_up(ceil(M / 128), 4)]
  *   noop           optional f32 [1]: 1.0 => nothing is written
- * For each tile, a = max |x|, with NaN ignored. The scale follows te_op_scale_from_amax with `epsilon`, with two
- * differences. If fp8_max / a is infinite in f32, the scale becomes the largest finite number of x's format. The
- * scale's mantissa is set to 0 unless fp32_scales is true. Then q = saturate(RNE(f32(x) * scale)) and scale_inv = RN(1
- * / scale). */
+ * For each tile, a = max |x|, with NaN ignored. The scale is that of te_op_scale_from_amax with `epsilon`, with two
+ * differences. If fp8_max / a is infinite in f32, the scale is the largest finite number of x's format. The mantissa of
+ * the scale is set to 0 unless fp32_scales is true. Then q = saturate(RNE(f32(x) * scale)) and scale_inv = RN(1 /
+ * scale). */
 typedef struct te_op_block_quantize_args {
     const te_tensor *x;
     te_tensor *row, *row_scale_inv, *col, *col_scale_inv;
-    bool two_dimensional; /* one scale for each 128 x 128 elements; false => one for each 128 elements along a row or
-                           * column */
+    bool two_dimensional; /* blocks of 128 x 128; false => of 128 elements along a row or column */
     bool fp32_scales; /* false => scales are powers of two */
     float epsilon;
     const te_tensor *noop;
@@ -145,19 +137,19 @@ typedef struct te_op_block_dequantize_args {
  * FP8 with one power-of-two scale (E8M0) for each 32 elements (OCP Microscaling Formats v1.0; TransformerEngine's
  * MXFP8Quantizer). */
 
-/* Quantizes x [.., N], viewed as [M, N], with one scale for each group. A group is 32 elements along a row (copy `row`)
- * or along a column (copy `col`). With two_dimensional it is a tile of 32 x 32 elements, whose scale is repeated in the
- * scales of both copies. The last group of a row or column may be short.
+/* Quantizes x [.., N], viewed as [M, N], with one scale for each block. A block is 32 elements along a row (`row`) or a
+ * column (`col`). With two_dimensional a block is 32 x 32 elements; its scale is repeated. The last block of a row or
+ * column may be short.
  *   row        [M, ld] e4m3 or e5m2, optional
  *   row_scale  e8m0 [round_up(M, 128), round_up(ceil(N / 32), 4)]
  *   col        [M, ld], optional, in the format of row: the values of x scaled along the columns; not transposed
  *   col_scale  e8m0 [round_up(ceil(M / 32), 4), round_up(N, 128)]
- *   swizzled   true: the scales have the same shapes, but the layout that Blackwell's tensor cores read: tiles of 128 x
- *              4 scales, 512 bytes each. A line is a row of x for `row`, or a column of x for `col`. G is the padded
- *              number of groups of a line. The scale of group j of line i is byte
+ *   swizzled   true: the scales have these shapes, but the layout of Blackwell's tensor cores: tiles of 128 x 4 scales,
+ *              512 bytes each. A line is a row of x for `row`, a column of x for `col`. G is the padded number of
+ *              blocks of a line. The scale of block j of line i is byte
  *              ((i / 128) * (G / 4) + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + (j % 4)
  *   noop       optional f32 [1]: 1.0 => nothing is written
- * For each group, the scale's code e is RN(amax * RN(1 / fp8_max)) rounded up to E8M0; the amax ignores NaN. Then q =
+ * For each block, the scale's code e is RN(amax * RN(1 / fp8_max)) rounded up to E8M0; the amax ignores NaN. Then q =
  * saturate(RNE(x * 2^(127 - e))), and NaN stays NaN. The padding of codes and scales is written as 0. */
 typedef struct te_op_mxfp8_quantize_args {
     const te_tensor *x;
@@ -167,8 +159,8 @@ typedef struct te_op_mxfp8_quantize_args {
     const te_tensor *noop;
 } te_op_mxfp8_quantize_args;
 
-/* Computes y [M, N] = f32(q) * 2^(e - 127), rounded to y's format. e is the code in `scale`, which is e8m0; q is [M,
- * ld]. If columnwise is true, q and scale are those of the column-wise copy. */
+/* Computes y [M, N] = f32(q) * 2^(e - 127), rounded to y's format. e is the code in `scale` (e8m0); q is [M, ld].
+ * columnwise: q and scale are the column-wise copy's. */
 typedef struct te_op_mxfp8_dequantize_args {
     const te_tensor *q, *scale;
     te_tensor *y;
@@ -180,21 +172,18 @@ typedef struct te_op_mxfp8_dequantize_args {
  * FP4 (E2M1) with one E4M3 scale for each 16 elements and one f32 amax for the tensor, or for each row
  * (TransformerEngine's NVFP4Quantizer).
  *
- * The random Hadamard transform (rht) acts on the column-wise copy alone. Let v be 16 neighbours in a column: rows 16 j
- * .. 16 j + 15 of x, where rows beyond M count as 0. The transform replaces v by H (s * v) / 4. H is the
- * Sylvester-Hadamard matrix of order 16. The 16 signs s are (+ + + - + - - - - - - + - + - -); with
- * no_random_sign_mask all of them are +. */
+ * The random Hadamard transform (rht) acts on the column-wise copy alone. Let v be rows 16 j .. 16 j + 15 of a column
+ * of x; rows beyond M count as 0. The transform replaces v by H (s * v) / 4. H is the Sylvester-Hadamard matrix of
+ * order 16. The 16 signs s are (+ + + - + - - - - - - + - + - -); with no_random_sign_mask all of them are +. */
 
 /* Computes the amaxes that te_op_nvfp4_quantize needs. NaN is ignored, and infinity is kept. At least one of amax_row
  * and amax_col is needed.
  *   amax_row  optional. f32 [1]: max |x|. f32 [M]: max |x| of each row of x
- *   amax_col  optional. f32 [1]: the largest magnitude that the column-wise copy will quantize (of the transformed x
- *             with `rht`). f32 [N]: the same for each column of x
- *   keep      true: the larger one of the new amax and the present value is stored; false: the new amax
+ *   amax_col  optional. f32 [1]: max |x|, with `rht` of the transformed x. f32 [N]: this maximum for each column of x
+ *   keep      true: the old value stays if it is larger than the new amax
  *   noop      optional f32 [1]: 1.0 => nothing is written
- *   groups    optional i32 [M]: the group of each row, as in te_op_amax. amax_row and amax_col are then f32 [n], one
- *             amax for each group. Groups must begin at multiples of 16 rows: the group of the first of each 16 rows is
- *             used for all 16. Not with noop */
+ *   groups    optional i32 [M]: the group of each row, as in te_op_amax. amax_row and amax_col are then f32 [n]. Groups
+ *             must begin at multiples of 16 rows: each 16 rows have the group of the first of them. Not with noop */
 typedef struct te_op_nvfp4_amax_args {
     const te_tensor *x;
     te_tensor *amax_row, *amax_col;
@@ -204,30 +193,29 @@ typedef struct te_op_nvfp4_amax_args {
     const te_tensor *noop, *groups;
 } te_op_nvfp4_amax_args;
 
-/* Quantizes x [.., N], viewed as [M, N], with one scale for each block. A block is 16 elements along a row (copy `row`)
- * or along a column (copy `col`). With two_dimensional it is a tile of 16 x 16 elements, whose scale is repeated for
- * its 16 rows or columns. The last block may be short. Padding is written as 0.
+/* Quantizes x [.., N], viewed as [M, N], with one scale for each block. A block is 16 elements along a row (`row`) or a
+ * column (`col`). With two_dimensional a block is a tile of 16 x 16 elements; its scale is repeated. The last block may
+ * be short. Padding is written as 0.
  *   row        e2m1 [M, ld], optional; two codes a byte, the even column in the low half
  *   row_scale  e4m3 [round_up(M, 128), round_up(ceil(N / 16), 4)]
- *   amax_row   input f32 [1], or f32 [M] for one amax in each row ("row-scaled"). May be NULL if row is NULL and
- *              amax_col is given
- *   col        e2m1 [N, ldc], transposed, optional. With rht it includes the codes of rows M .. round_up(M, 16) - 1, so
- *              ldc >= round_up(M, 16)
+ *   amax_row   input f32 [1], or f32 [M] for one amax in each row ("row-scaled"). Optional if row is NULL and amax_col
+ *              is given
+ *   col        e2m1 [N, ldc], transposed, optional. With rht it has codes for round_up(M, 16) rows of x, and ldc is not
+ *              smaller
  *   col_scale  e4m3 [round_up(N, 128), round_up(ceil(M / 16), 4)]
- *   amax_col   input f32 [1], or f32 [N] for one amax in each column of x, which is a row of the copy ("row-scaled").
- *              If NULL, amax_row is used, which must be [1] then
+ *   amax_col   input f32 [1], or f32 [N] for one amax in each column of x ("row-scaled"). NULL => amax_row, which must
+ *              be [1]
  *   two_dimensional   both copies use amax_row (or amax_col, if amax_row is NULL), which must be [1]. Not with rht if
  *                     col is given
  *   swizzled   true: the scales are in the layout of te_op_mxfp8_quantize with `swizzled`
- *   groups     optional i32 [M]: the group of each row, as in te_op_amax. amax_row and amax_col are then f32 [n], one
- *              amax for each group. For the column-wise copy, groups must begin at multiples of 16 rows: the group of
- *              the first of each 16 rows is used for all 16. Rows that belong to no group are quantized with the amax
- *              of group 0. Not with two_dimensional, `measure` or `noop`
- *   rht        true: the column-wise copy is transformed and rounded to bf16; its amax, scales and codes are those of
- *              the rounded values. The transform sums as a tensor core does. Each product is truncated 25 bits below
- *              the leading bit of the largest product, the products are added exactly, and the sum is truncated to f32.
- *              In both copies a NaN makes the scale of its block NaN and sets all codes of the block to 7 (the value
- *              6)
+ *   groups     optional i32 [M]: the group of each row, as in te_op_amax. amax_row and amax_col are then f32 [n]. For
+ *              the column-wise copy, groups must begin at multiples of 16 rows: each 16 rows have the group of the
+ *              first of them. Rows of no group are quantized with the amax of group 0. Not with two_dimensional,
+ *              `measure` or `noop`
+ *   rht        true: the column-wise copy is first transformed and rounded to bf16. The transform sums as a tensor core
+ *              does. Each product is truncated 25 bits below the leading bit of the largest product. The products are
+ *              added exactly, and the sum is truncated to f32. In both copies a NaN makes the scale of its block NaN
+ *              and all codes of the block 7 (the value 6)
  * The arithmetic, with F = 448 (256 if e4m3_max_256):
  *   S = min(F * 6 / amax, FLT_MAX), but 1 if amax or S is 0
  *   d = E4M3(RN(block amax * RN(S * RN(1 / 6))))        the block's scale
@@ -237,15 +225,14 @@ typedef struct te_op_nvfp4_amax_args {
  *   stochastic_rounding  q is the largest code not above t = RN(|RN(x * mult)| + u * step), with x's sign; NaN => 6.
  *                        step is 0.5 for magnitudes below 2, 1 below 4, and 2 above. u = k / 256, where k is byte i of
  *                        the 16 bytes of Philox (seed, offset, row * blocks + block). i is the index of the element in
- *                        its block, `block` that of the block in its row, and `row` that of the row in the copy.
- *                        `blocks` is how many blocks of a row hold elements of x. The column-wise copy uses offset + 1,
- *                        and counts the rows and blocks of that copy. All this holds for two_dimensional too
- *   four_over_six  b = RN(RN(block amax / 6) * S) and d = E4M3(b). Each block (or tile) is also tried with d =
- *                  E4M3(RN(b * 1.5)), and keeps this second d if its error is smaller. The error is the sum over the
- *                  block's elements, in order, of |e| or e * e. Here e = RN(RN(RN(RN(q * d) * amax) / (6 F)) - x),
- *                  every operation is rounded, and q is the code as it would be written. A tile has 16 such sums, one
- *                  for each of its rows in the copy. Sum i + 8 is added to sum i, then sum i + 4, i + 2 and i + 1. Each
- *                  copy chooses separately, also for tiles */
+ *                        its block, `block` that of the block in its row, `row` that of the row in the copy. `blocks`
+ *                        is how many blocks of a row hold elements of x. The column-wise copy uses offset + 1.
+ *                        two_dimensional changes none of this
+ *   four_over_six  b = RN(RN(block amax / 6) * S) and d = E4M3(b). A block keeps d = E4M3(RN(b * 1.5)) instead if its
+ *                  error is smaller. The error is the sum over the block's elements, in order, of |e| or e * e, with e
+ *                  = RN(RN(RN(RN(q * d) * amax) / (6 F)) - x). q is the code that would be written; every operation is
+ *                  rounded. A tile has 16 such sums, one for each of its rows in the copy. Sum i + 8 is added to sum i,
+ *                  then sum i + 4, i + 2 and i + 1. Each copy chooses separately, also for tiles */
 typedef struct te_op_nvfp4_quantize_args {
     const te_tensor *x;
     te_tensor *row, *row_scale, *col, *col_scale;
@@ -259,18 +246,17 @@ typedef struct te_op_nvfp4_quantize_args {
     te_4over6_error four_over_six; /* 0 => off */
     bool e4m3_max_256; /* F = 256 */
     bool swizzled;
-    bool measure; /* true: amax_row and amax_col are written first, as by te_op_nvfp4_amax without keep. Both may be the
-                   * same tensor [1] unless col is transformed */
+    bool measure; /* true: te_op_nvfp4_amax writes amax_row and amax_col first. Both may be the same tensor [1] unless
+                   * col is transformed */
     const te_tensor *noop; /* optional */
     const te_tensor *groups;
 } te_op_nvfp4_quantize_args;
 
 /* Computes y [M, N] = RN(q * RN(RN(d * amax) * RN(1 / (6 F)))), rounded to y's format. d is the scale of the block of q
  * in `scale` (e4m3). F is 448, or 256 with e4m3_max_256. An amax of 0 counts as 6 F.
- *   columnwise  true: q and scale are those of the column-wise copy. With rht the inverse transform (the transpose) is
- *               then applied, in f32
+ *   columnwise  true: q and scale are those of the column-wise copy; with rht the inverse transform follows, in f32
  *   amax        f32 [1] or [M]; with columnwise [1] or [N]
- *   groups      optional i32 [M], as in te_op_nvfp4_quantize; amax is then f32 [n], one for each group */
+ *   groups      optional i32 [M], as in te_op_nvfp4_quantize; amax is then f32 [n] */
 typedef struct te_op_nvfp4_dequantize_args {
     const te_tensor *q, *scale, *amax;
     te_tensor *y;
@@ -282,15 +268,16 @@ typedef struct te_op_nvfp4_dequantize_args {
 } te_op_nvfp4_dequantize_args;
 
 /* ---- shard ---------------------------------------------------------------------------------------------------
- * These operations quantize this rank's slice of a matrix (TransformerEngine's partial casts), in three steps.
- * te_op_shard_amax finds the amax of each tile over the slice. The caller reduces these amaxes over the ranks.
- * te_op_shard_scales computes scales from the reduced amaxes. te_op_shard_cast writes the codes of the slice. The
- * slices together have exactly the bytes that quantizing the whole matrix gives. */
+ * These operations quantize this rank's slice of a matrix (TransformerEngine's partial casts). The slices together have
+ * the bytes of quantizing the whole matrix. The steps:
+ *   1. te_op_shard_amax computes the amax of each tile over the slice.
+ *   2. The caller reduces the amaxes over the ranks.
+ *   3. te_op_shard_scales computes scales from the reduced amaxes.
+ *   4. te_op_shard_cast writes the codes of the slice. */
 
-/* Computes the amax of each tile of a matrix over the elements that lie in the slice x: amax f32 [ceil(M / tile_rows),
- * ceil(N / tile_columns)]. It is 0 for a tile without such elements; NaN is ignored. x has n float elements, which are
- * elements start .. start + n - 1 of the matrix in row-major order. The call is fast for tiles of 128 x 128, 16 x 16, 1
- * x 32 and 32 x 1. For one amax of the whole slice use te_op_amax. */
+/* Computes the amax of each tile of a matrix over the elements in the slice x: amax f32 [ceil(M / tile_rows), ceil(N /
+ * tile_columns)], 0 for a tile without such elements. NaN is ignored. x has the n elements from `start` on, in
+ * row-major order. Fast for tiles of 128 x 128, 16 x 16, 1 x 32 and 32 x 1. */
 typedef struct te_op_shard_amax_args {
     const te_tensor *x;
     te_tensor *amax;
@@ -299,17 +286,16 @@ typedef struct te_op_shard_amax_args {
     int64_t tile_rows, tile_columns;
 } te_op_shard_amax_args;
 
-/* Computes the scales of a whole matrix from the amaxes of its tiles. Formula, layout and padding (zeros) are those of
- * the operation that quantizes the whole matrix. Each output may be NULL, but not all of them.
+/* Computes the scales of a whole matrix from the amaxes of its tiles, as the operation that quantizes the whole matrix
+ * does. At least one output is needed.
  *   BLOCK_2D  reads amax, one for each 128 x 128 elements. Writes row_scale f32 (scale_inv), and its transpose to
- *             col_scale. amax_limit is the largest finite number of the format of the values that are quantized (0 =>
- *             f32)
+ *             col_scale. amax_limit is the largest finite number of the format of the values (0 => f32)
  *   MXFP8     reads amax, one for each 1 x 32 elements, and amax_col, one for each 32 x 1. Writes row_scale and
  *             col_scale, e8m0
  *   NVFP4     reads amax, one for each 16 x 16 elements, and amax_tensor f32 [1]. Writes row_scale and col_scale, e4m3,
  *             repeated for the rows of each tile
- *   multiplier  BLOCK_2D, optional, in row_scale's layout: the factors that te_op_block_quantize multiplies with.
- *               te_op_shard_cast needs them with fp32_scales, because RN(1 / scale_inv) can differ from the scale
+ *   multiplier  BLOCK_2D, optional, in row_scale's layout: the scale of each tile. te_op_shard_cast needs it with
+ *               fp32_scales, because RN(1 / scale_inv) can differ from the scale
  *   rows, columns   M, N of the matrix */
 typedef struct te_op_shard_scales_args {
     te_scaling scaling; /* BLOCK_2D, MXFP8 or NVFP4 */
@@ -325,17 +311,17 @@ typedef struct te_op_shard_scales_args {
 } te_op_shard_scales_args;
 
 /* Quantizes the slice x: n float elements from element `start` of the matrix [rows, columns]. Writes the codes of the
- * slice alone; padding is not written, unlike when the whole matrix is quantized.
- *   dst          a row-wise copy [rows, ld] of the matrix; or, with `flat`, the codes of the slice alone, in a dst that
- *                may be longer. With `flat` and e2m1, the first code is in the low half of a byte if start is even,
- *                else in the high half. Half a byte that belongs to a neighbouring slice stays as it is
+ * slice alone, and no padding.
+ *   dst          a row-wise copy [rows, ld] of the matrix; with `flat` the codes of the slice alone (dst may be
+ *                longer). In a flat e2m1 dst the first code is in the low half of a byte if start is even, else in the
+ *                high half. Half a byte of a neighbouring slice does not change
  *   scaling      TENSOR: x is multiplied by scale f32 [1], and amax, optional f32 [1], becomes max(amax, max |x|).
  *                BLOCK_2D, MXFP8, NVFP4: scale is as te_op_shard_scales writes it. NVFP4 needs amax_tensor too
- *   multiplier   BLOCK_2D, optional: as te_op_shard_scales writes it. NULL => RN(1 / scale), which equals the
- *                multiplier only for scales that are powers of two
+ *   multiplier   BLOCK_2D, optional: as te_op_shard_scales writes it. NULL => RN(1 / scale), exact only for powers of
+ *                two
  *   columnwise   MXFP8: scale is that of the column-wise copy. TENSOR: dst is the transposed copy [columns, ld] (not
- *                flat). With other scalings `columnwise` must be false: make the column-wise copy from the row-wise
- *                copy after the slices of the latter have been gathered */
+ *                flat). Must be false with other scalings: their column-wise copy is made from the gathered row-wise
+ *                copy */
 typedef struct te_op_shard_cast_args {
     const te_tensor *x;
     te_tensor *dst;
@@ -353,11 +339,11 @@ typedef struct te_op_shard_cast_args {
 /* Measures the error of a quantization. Sums are taken in a fixed order.
  *   x       the values, any float format
  *   y       f32: the dequantized values
- *   limit   f32, optional: for each element, the largest magnitude that its scale can represent
+ *   limit   f32, optional: the largest magnitude that each element's scale can represent
  *   counts  i64 [6], the numbers of: all elements; elements with x != 0 and y == 0 (underflow); elements with finite x
  *           and |x| > 1.004 * limit (saturated); NaN in x; infinities in x; zeros in x
- *   sums    f32 [5]: the sums of x^2, y^2, x y and (x - y)^2, and the maximum of |x - y|, all over the elements with
- *           finite x and y */
+ *   sums    f32 [5], over the elements with finite x and y: the sums of x^2, y^2, x y and (x - y)^2, and the maximum of
+ *           |x - y| */
 typedef struct te_op_quant_error_args {
     const te_tensor *x, *y, *limit;
     te_tensor *counts, *sums;

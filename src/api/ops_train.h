@@ -7,13 +7,13 @@
  *   lse f32 [M] = log sum exp(x)
  * The options and other tensors:
  *   count   optional f32 [1], written: the number of targets that are not ignored
- *   target  i32 or i64 [M]; ignore_index gives loss 0 and gradient 0. Another target outside 0 .. vocab_size - 1 is an
- *           error (TE_ERR_INVALID). On the CPU the call returns it. On a GPU the target counts as ignored, and the next
- *           call that waits (te_synchronize) returns the error
+ *   target  i32 or i64 [M]; ignore_index gives loss 0 and gradient 0. TE_ERR_INVALID for another target outside 0 ..
+ *           vocab_size - 1. The CPU returns it from the call. A GPU ignores the target, and returns it from the next
+ *           call that waits (te_synchronize)
  *   vocab_size, vocab_start   logits are columns vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size,
- *                             which ranks share. vocab_size 0 => V: this rank has all columns
- *   parts   f32 [M, 3], written in place of loss and lse: lse, x_y (-inf if another rank has column y) and, if e > 0,
- *           sum x, all over this rank's columns */
+ *                             which ranks share. vocab_size 0 => V
+ *   parts   f32 [M, 3], written instead of loss and lse, over this rank's columns: lse, x_y (-inf if another rank has
+ *           column y) and, if e > 0, sum x */
 typedef struct te_op_cross_entropy_fwd_args {
     const te_tensor *logits, *target;
     te_tensor *loss, *lse, *count;
@@ -22,24 +22,22 @@ typedef struct te_op_cross_entropy_fwd_args {
     int64_t vocab_size, vocab_start;
     te_tensor *parts;
 } te_op_cross_entropy_fwd_args;
-/* Merges the parts of R ranks that share the columns: computes loss f32 [M] and lse f32 [M] from the parts of all
- * ranks, f32 [R, M, 3]. target, label_smoothing, ignore_index and vocab_size are those of the forward call. */
+/* Computes loss and lse, f32 [M], from the `parts` of R ranks, f32 [R, M, 3]. */
 typedef struct te_op_cross_entropy_merge_args {
-    const te_tensor *parts, *target;
+    const te_tensor *parts, *target; /* target: the forward's */
     te_tensor *loss, *lse;
-    float label_smoothing;
-    int64_t ignore_index, vocab_size;
+    float label_smoothing; /* the forward's */
+    int64_t ignore_index, vocab_size; /* the forward's */
 } te_op_cross_entropy_merge_args;
-/* Computes dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1). logits, target, lse,
- * label_smoothing, ignore_index, vocab_size and vocab_start are the forward's. dloss is f32 [M], or f32 [1] for all
- * rows. count is an optional f32 [1]. dlogits may be the same tensor as logits. */
+/* Computes dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1). dloss is f32 [M], or
+ * f32 [1] for all rows. count is optional. dlogits may be logits. */
 typedef struct te_op_cross_entropy_bwd_args {
-    const te_tensor *logits, *target, *lse, *dloss, *count;
+    const te_tensor *logits, *target, *lse, *dloss, *count; /* logits, target, lse: the forward's */
     te_tensor *dlogits;
     float scale; /* 0 => 1 */
-    float label_smoothing;
-    int64_t ignore_index;
-    int64_t vocab_size, vocab_start;
+    float label_smoothing; /* the forward's */
+    int64_t ignore_index; /* the forward's */
+    int64_t vocab_size, vocab_start; /* the forward's */
 } te_op_cross_entropy_bwd_args;
 
 /* Computes loss f32 [1] = mean((x - target)^2). x and target have one shape, and each may have any float format. */
@@ -63,13 +61,13 @@ typedef struct te_adam_numbers {
 /* One parameter of te_op_adam. All tensors but the scales and a u8 `master` have the same number of elements.
  *   grad, param  f32, f16 or bf16
  *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
- *   master       optional: the step updates master, then param = round(master). It is f32; or f16 with a scale; or, for
- *                a bf16 param, u8 with twice as many elements, called remainders: the lower 16 bits of an f32 master.
- *                The upper 16 bits are then param's bits, or these minus 1 where the lower ones are 2^15 or more
+ *   master       optional: the step updates master, then param = round(master). Formats: f32; f16 with a scale;
+ *                remainders. Remainders are for a bf16 param: u8 with twice as many elements, the lower 16 bits of an
+ *                f32 master. The upper 16 bits are param's bits, minus 1 where the lower ones are 2^15 or more
  *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the value of a state is its elements
- *                                   times its scale. With x the new values of the state, a step sets the scale to max
- *                                   |x| / 32752 (f16) or max |x| / 448 (e4m3), where NaN is ignored. If max |x| is too
- *                                   small, zeros are stored */
+ *                                   times its scale. A step sets the scale to max |x| / 32752 (f16) or max |x| / 448
+ *                                   (e4m3) of the new values x; NaN is ignored. If max |x| is too small, zeros are
+ *                                   stored */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
@@ -80,7 +78,7 @@ typedef struct te_adam_tensor {
 } te_adam_tensor;
 /* Takes one Adam(W) step over a list of tensors (as FusedAdam). The call changes all parameters, or none.
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
- * P in the shapes below is larger than every `place`. These tensors are on the device, f32 and optional:
+ * These tensors are on the device, f32 and optional; P is larger than every `place`:
  *   grad_scale       [1]: multiplies every gradient (clipping, un-scaling)
  *   found_inf        [1]: if not 0, the step changes nothing
  *   lr_device        [P]: replaces lr
@@ -90,14 +88,13 @@ typedef struct te_op_adam_args {
     int num_tensors, num_undecayed;            /* the last num_undecayed take no weight decay */
     float lr, beta1, beta2, eps, weight_decay; /* read as they are: no defaults */
     int64_t step;                              /* 1 for the first */
-    bool no_adam_w_mode;                       /* weight decay goes into the gradient (Adam); false => into the step
-                                                * (AdamW) */
+    bool no_adam_w_mode;                       /* weight decay goes into the gradient (Adam); false => AdamW */
     bool no_bias_correction;                   /* bc = 1 */
     const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_op_adam_args;
 
-/* Stores x in the way in which te_op_adam stores a state: writes `state` (f16 or e4m3, with as many elements as x) and
- * scale f32 [1]. Reads amax f32 [1], which must be max |x| (te_op_amax). */
+/* Stores x as te_op_adam stores a state: writes `state` (f16 or e4m3) and scale f32 [1]. amax f32 [1] must be max
+ * |x|. */
 typedef struct te_op_store_state_args {
     const te_tensor *x, *amax;
     te_tensor *state, *scale;
@@ -107,9 +104,8 @@ typedef struct te_op_store_state_args {
 typedef struct te_sgd_numbers {
     float lr, weight_decay; /* as those of te_op_sgd_args */
 } te_sgd_numbers;
-/* One parameter of te_op_sgd: grad and param, and optionally momentum and master. Formats are f32, f16 and bf16; a
- * master is f32. If there is a master, the step updates it, then param = round(master). All four have the same number
- * of elements. */
+/* One parameter of te_op_sgd. grad, param and momentum are f32, f16 or bf16. momentum and master (f32) are optional. A
+ * step updates the master, then param = round(master). */
 typedef struct te_sgd_tensor {
     const te_tensor *grad;
     te_tensor *param, *momentum, *master;
@@ -118,9 +114,8 @@ typedef struct te_sgd_tensor {
     te_sgd_numbers numbers; /* read if own_numbers */
     int place;              /* index of the parameter's learning rate in lr_device */
 } te_sgd_tensor;
-/* Takes one step of stochastic gradient descent over a list of tensors (as FusedSGD). Each line below is done only
- * under the condition at its end, if there is one. grad_scale, found_inf and lr_device are as in te_op_adam. The call
- * changes all parameters, or none.
+/* Takes one step of stochastic gradient descent over a list of tensors (as FusedSGD). The call changes all parameters,
+ * or none. grad_scale, found_inf and lr_device are as in te_op_adam.
  *   d = grad * grad_scale
  *   d += weight_decay * p                               if not wd_after_momentum
  *   b = momentum * b + (1 - dampening) * d              if momentum is not 0; b is the tensor te_sgd_tensor.momentum
@@ -136,10 +131,10 @@ typedef struct te_op_sgd_args {
     const te_tensor *grad_scale, *found_inf, *lr_device;
 } te_op_sgd_args;
 
-/* Computes norm f32 [1] = sqrt(the sum of x^2 over all elements x of tensors[0 .. num_tensors - 1]), in a fixed order.
- * NaN and inf propagate.
+/* Computes norm f32 [1] = sqrt(the sum of x^2 over all elements x of all tensors), in a fixed order. NaN and inf
+ * propagate.
  *   per_tensor  optional f32 [num_tensors], written: the norm of each tensor
- *   inv_scale   optional f32 [1]: x is multiplied by it first (the tensors stay as they are)
+ *   inv_scale   optional f32 [1]: the factor of x (the tensors stay as they are)
  *   clip        optional f32 [1], written: min(1, max_norm / (norm + 1e-6))
  *   found_inf   optional f32 [1]: set to 1 if the norm is not finite, else unchanged */
 typedef struct te_op_l2norm_args {
@@ -151,12 +146,12 @@ typedef struct te_op_l2norm_args {
     te_tensor *found_inf;
 } te_op_l2norm_args;
 
-/* Computes out[i] = in[i] * scale * (scale_device ? *scale_device : 1) for num_tensors tensors; out[i] may be in[i].
- * found_inf, optional f32 [1], is set to 1 if an input is not finite, else it is unchanged. */
+/* Computes out[i] = in[i] * scale * (scale_device ? *scale_device : 1) for all tensors; out[i] may be in[i]. found_inf,
+ * optional f32 [1], becomes 1 if an input is not finite. */
 typedef struct te_op_multi_scale_args {
     const te_tensor *const *in;
     te_tensor *const *out;
-    int num_tensors;
+    int num_tensors; /* length of in and out */
     float scale;
     const te_tensor *scale_device;
     te_tensor *found_inf;
@@ -164,10 +159,10 @@ typedef struct te_op_multi_scale_args {
 
 /* Counts skipped steps on the device and computes the bias corrections of a step there.
  *   skipped          f32 [1]: the number of skipped steps
- *   found_inf        f32 [1] or NULL: not 0 if the last step was skipped. First `skipped` grows by 1 if found_inf is
- *                    not 0 and `count` is true; then found_inf becomes 0
- *   bias_correction  optional f32 [P, 2], written: 1 / (1 - beta^n) for each beta in `betas`, with n = step - skipped;
- *                    or 1 if no_bias_correction. betas is f32 [P, 2], a row for each te_adam_tensor.place
+ *   found_inf        f32 [1] or NULL: not 0 if the last step was skipped. `skipped` then grows by 1 if `count` is true.
+ *                    found_inf becomes 0
+ *   bias_correction  optional f32 [P, 2], written: 1 / (1 - beta^n) for each beta in `betas` f32 [P, 2], with n = step
+ *                    - skipped; 1 if no_bias_correction. A row is for one te_adam_tensor.place
  *   step_device      optional f32 [1]: replaces step */
 typedef struct te_op_step_numbers_args {
     te_tensor *found_inf, *skipped;
@@ -179,10 +174,10 @@ typedef struct te_op_step_numbers_args {
     bool no_bias_correction;
 } te_op_step_numbers_args;
 
-/* Updates the scale of a loss after a step, as torch.amp.GradScaler does. All tensors are f32 [1].
+/* Updates the scale of a loss after a step, as torch.amp.GradScaler. All tensors are f32 [1].
  *   found_inf not 0: scale *= backoff_factor, and growth_tracker = 0.
- *   found_inf 0: growth_tracker grows by 1. When it reaches growth_interval it becomes 0, and scale *= growth_factor if
- *   the product is finite.
+ *   found_inf 0: growth_tracker grows by 1. At growth_interval it becomes 0, and scale *= growth_factor if the product
+ *   is finite.
  * Then inv_scale = 1 / scale, and found_inf = 0. */
 typedef struct te_op_update_scale_args {
     te_tensor *scale, *inv_scale, *growth_tracker, *found_inf;
@@ -190,8 +185,8 @@ typedef struct te_op_update_scale_args {
     int growth_interval;
 } te_op_update_scale_args;
 
-/* Declares the function of each operation: te_result te_op_gemm(te_ctx *te, const te_op_gemm_args *args), and so on.
- * Errors: TE_ERR_SHAPE, TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE,
+/* Declares the functions: te_result te_op_gemm(te_ctx *te, const te_op_gemm_args *args), and so on. Errors:
+ * TE_ERR_SHAPE, TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE,
  * TE_ERR_DEVICE. */
 #define TE_OP_FUNCTION(lower, UPPER, family)                                      \
     TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args);

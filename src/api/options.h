@@ -1,6 +1,5 @@
-/* api/options.h: groups of options that several modules have. A desc embeds these groups, and a module hands them to
- * its children unchanged. Names are TransformerEngine's, and zero is the default. Where zero means something else than
- * TransformerEngine's default, the field's comment says so.
+/* api/options.h: groups of options that several modules have. A module hands them to its children unchanged. Names are
+ * TransformerEngine's. Zero is the default; a comment says where TransformerEngine's default differs.
  *
  * These options of TransformerEngine have no field here:
  *   get_rng_state_tracker              The context keeps its random states (te_rng_tracker_add). rng_tracker_name
@@ -26,8 +25,8 @@
 typedef struct te_init {
     float std;    /* standard deviation of N(0, std^2); 0 => 0.023 */
     bool no_init; /* leave the weights uninitialised (a checkpoint will be loaded) */
-    /* Fills `weight` [out, in], a plain tensor in the format of params_dtype, with initial values, and returns TE_OK or
-     * an error code. Operations that it calls are not recorded for gradients. NULL => N(0, std^2).
+    /* Fills `weight` [out, in], a plain tensor in params_dtype, without recording. Returns TE_OK or an error code. NULL
+     * => N(0, std^2).
      * TransformerEngine: init_method. */
     te_result (*init_method)(void *user, te_tensor *weight);
     void *user;   /* handed to init_method; borrowed for the module's lifetime */
@@ -40,31 +39,26 @@ typedef enum te_params_device {
                             * (device="meta") */
 } te_params_device;
 
-/* Splits a weight and its bias by rows into several parameters. Each is initialised on its own. The parameters lie row
- * after row in one tensor, and the GEMM reads that tensor. The program may replace one of the parameters by a tensor
- * elsewhere (te_module_add_parameter); then every forward call first copies all of them into one tensor. A split is
- * refused with fuse_wgrad_accumulation, and for weights that are stored quantized. */
+/* Splits a weight and its bias by rows into several parameters, each initialised on its own. The parameters lie in one
+ * tensor, which the GEMM reads. Once te_module_add_parameter has replaced one, every forward copies all of them.
+ * Refused with fuse_wgrad_accumulation, and for weights that are stored quantized. */
 typedef struct te_parameters_split {
-    const char *const *names; /* [count], read by the create function. A parameter is called NAME_weight or NAME_bias; a
-                               * final "_" of NAME is not doubled ("query" and "query_" both give query_weight) */
-    const int64_t *sizes;     /* [count]: the number of rows of each parameter, summed over all ranks; NULL => equal
-                               * sizes */
+    const char *const *names; /* [count], read by the create function. A parameter is called NAME_weight or NAME_bias
+                               * ("query" and "query_" both give query_weight) */
+    const int64_t *sizes;     /* [count]: rows of each parameter, of all ranks together; NULL => equal sizes */
     int count;                /* 0 => one parameter, not split; at most 1040 */
 } te_parameters_split;
 
 /* Options of every module with weights that multiply. */
 typedef struct te_gemm_options {
     bool no_bias;     /* no bias parameters */
-    bool return_bias; /* the bias is not added but returned as the output `bias`, so that the caller can fuse the
-                       * addition */
+    bool return_bias; /* the bias is not added, but returned as the output `bias` */
     te_init init;     /* how the weights are initialised; biases start at 0 */
     te_dtype params_dtype;        /* format of parameters: f32, f16 or bf16; 0 => bf16. TransformerEngine's default is
-                                   * torch.get_default_dtype(), which is f32 unless the program sets another */
+                                   * torch.get_default_dtype() */
     te_params_device device;      /* where parameters begin; 0 => on the context's device */
-    const char *rng_tracker_name; /* the random state that the weights are drawn from (te_rng_tracker_add); NULL => the
-                                   * context's */
-    bool fuse_wgrad_accumulation; /* the GEMM that computes a weight gradient adds it to
-                                   * te_tensor_main_grad(weight) */
+    const char *rng_tracker_name; /* the random state of the weights (te_rng_tracker_add); NULL => the context's */
+    bool fuse_wgrad_accumulation; /* the GEMM of the weight gradient adds it to te_tensor_main_grad(weight) */
     bool delay_wgrad_compute;     /* te_backward computes no weight gradients; te_backward_dw computes them later */
 } te_gemm_options;
 
@@ -74,8 +68,7 @@ typedef enum te_parallel_mode {
     TE_PARALLEL_COLUMN = 1, /* each rank has some of the outputs */
     TE_PARALLEL_ROW = 2     /* each rank has some of the inputs, and the outputs are summed over the ranks */
 } te_parallel_mode;
-/* How the outputs of ranks are summed without sequence parallelism. All values give the same sums, up to the order of
- * addition. */
+/* How the outputs of ranks are summed without sequence parallelism. Only the order of addition differs. */
 typedef enum te_symmetric_ar {
     TE_SYMMETRIC_AR_NONE = 0,     /* te_all_reduce */
     TE_SYMMETRIC_AR_MULTIMEM = 1, /* multimem_all_reduce */
@@ -86,15 +79,13 @@ typedef enum te_symmetric_ar {
 typedef enum te_cp_comm {
     TE_CP_P2P = 0,        /* keys and values go from rank to rank, in a ring */
     TE_CP_ALL_GATHER = 1, /* every rank gathers all keys and values at once */
-    TE_CP_A2A = 2,        /* all-to-all: each rank sends away some heads, and receives the rest of the sequence for the
-                           * heads that it keeps */
+    TE_CP_A2A = 2,        /* all-to-all: each rank keeps some heads, and receives the rest of the sequence for them */
     TE_CP_A2A_P2P = 3     /* all-to-all within cp_group, a ring over cp_p2p_group */
 } te_cp_comm;
 /* Options of every module whose work ranks can share.
  *
- * Tensor parallelism. Sizes in a desc are those of the whole module, and each rank has a shard of the parameters. If
- * all ranks are seeded alike, the initial values of a shard are those that its rows or columns would have on one rank
- * alone. The ranks exchange:
+ * Tensor parallelism. Sizes in a desc are those of the whole module; each rank has a shard of the parameters. Ranks
+ * that are seeded alike get the initial values of one rank alone. The ranks exchange:
  *
  *     parallel_mode  sequence_parallel  forward                              backward
  *     column         off                nothing                              the input's gradient is all-reduced
@@ -103,21 +94,22 @@ typedef enum te_cp_comm {
  *     row            off                the output is all-reduced            nothing
  *     row            on                 the output is reduce-scattered       the output's gradient is gathered
  *
- * Gathering and scattering go along the first dimension. Under a recipe with one scale for each tensor, the ranks
- * gather codes, and the amax must be that of all ranks. Delayed scaling reduces it over amax_group, which must contain
- * all ranks of tp_group, or over tp_group if there is no amax_group. Under a recipe with one scale for each block, the
- * ranks gather codes if each rank's rows and columns fill whole blocks (128 x 128; MXFP8: 32, NVFP4: 16). Otherwise
- * they gather unquantized numbers and quantize them afterwards. The bias of a row-parallel GEMM is added after the sum.
- * If te_tensor_sequence_parallel is true for a parameter, its gradient is only this rank's part of the sum over the
- * ranks: te_all_reduce it before the optimizer's step.
+ * Gathering and scattering go along the first dimension.
+ * With one scale for each tensor, the ranks gather codes, and the amax is that of all ranks. Delayed scaling reduces it
+ * over amax_group, which must contain all ranks of tp_group; without amax_group over tp_group.
+ * With one scale for each block, the ranks gather codes if each rank's rows and columns fill whole blocks (128 x 128;
+ * MXFP8: 32, NVFP4: 16). Otherwise they gather unquantized numbers.
+ * The bias of a row-parallel GEMM is added after the sum.
+ * If te_tensor_sequence_parallel is true for a parameter, te_all_reduce its gradient before the optimizer's step.
  *
- * Context parallelism. n ranks share each sequence. A sequence is divided into 2 n chunks of equal length, so it must
- * be padded to a multiple of 2 n. Rank r has chunk r and chunk 2 n - 1 - r, one behind the other, so that all ranks
- * have equal work under a causal mask (te_get_batch_on_this_cp_rank brings a batch into this layout). Every tensor of a
- * call is this rank's part, with two exceptions: cu_seqlens and max_seqlen describe whole sequences, and the columns of
- * a bias are all keys in their order. Gradients of parameters, softmax_offset included, are this rank's part of the
- * sum: te_all_reduce them over the n ranks. max_logit is the maximum over all ranks. With TE_CP_A2A_P2P, n is
- * size(cp_group) * size(cp_p2p_group), and r is size(cp_group) * (rank in cp_p2p_group) + (rank in cp_group).
+ * Context parallelism. n ranks share each sequence. A sequence has 2 n chunks of equal length: pad it to a multiple of
+ * 2 n. Rank r has chunk r, and behind it chunk 2 n - 1 - r (te_get_batch_on_this_cp_rank).
+ * Tensors of a call have this rank's rows. Exceptions: cu_seqlens and max_seqlen describe whole sequences, and the
+ * columns of a bias are all keys in their order.
+ * te_all_reduce gradients of parameters, softmax_offset included, over the n ranks. max_logit is the maximum over all
+ * ranks.
+ * With TE_CP_A2A_P2P, n is size(cp_group) * size(cp_p2p_group), and r is size(cp_group) * (rank in cp_p2p_group) +
+ * (rank in cp_group).
  *
  *     kind              exchanges                                         also supports
  *     TE_CP_P2P         keys and values, in a ring; memory grows with     TE_ATTN_BIAS_POST_SCALE, not with TE_THD
@@ -131,27 +123,24 @@ typedef enum te_cp_comm {
  *
  * (*) There must be as many keys as queries. The mask must not be TE_MASK_PADDING.
  *
- * The masks are TE_MASK_NONE and TE_MASK_CAUSAL; for TE_THD they are TE_MASK_PADDING and TE_MASK_PADDING_CAUSAL. Causal
- * masks need as many keys as queries. All kinds support return_max_logit, and dropout: ranks that are seeded alike drop
+ * The masks are TE_MASK_NONE and TE_MASK_CAUSAL, for TE_THD TE_MASK_PADDING and TE_MASK_PADDING_CAUSAL. Causal masks
+ * need as many keys as queries. All kinds support return_max_logit and dropout. Ranks that are seeded alike drop
  * different elements. Other masks and biases, fp8_dpa and fp8_mha, caches and score_mod give TE_ERR_UNSUPPORTED.
- * Partial outputs are merged in f32, and gradients of keys and values go around the ring in f32. */
+ * Partial outputs are merged in f32; gradients of keys and values are exchanged in f32. */
 typedef struct te_parallel_options {
-    te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime). NULL => no
-                                      * other ranks, or a group that te_set_tensor_parallel_group sets later */
+    te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime). NULL =>
+                                      * none, or set later by te_set_tensor_parallel_group */
     int tp_size;                     /* the size of the group that te_set_tensor_parallel_group will set; 0 => 1 */
-    te_parallel_mode parallel_mode;  /* how the GEMM is divided, in a Linear, GroupedLinear or LayerNormLinear. A
+    te_parallel_mode parallel_mode;  /* how the GEMM of a Linear, GroupedLinear or LayerNormLinear is divided. A
                                       * LayerNormLinear allows only TE_PARALLEL_COLUMN */
-    bool set_parallel_mode;          /* in a LayerNormMLP, MultiheadAttention or TransformerLayer: the first GEMMs (fc1,
-                                      * qkv) are divided by column, the last ones (fc2, proj) by row; false => no GEMM
-                                      * is divided */
-    bool sequence_parallel;          /* before a GEMM that is divided by column, and behind one that is divided by row,
-                                      * each rank has only a part of the first dimension of activations. Parameters of
-                                      * norms are marked (te_tensor_sequence_parallel) */
-    te_symmetric_ar symmetric_ar_type; /* the all-reduce after a GEMM that is divided by row; te.h runs te_all_reduce
-                                        * whichever kind is chosen */
+    bool set_parallel_mode;          /* in a LayerNormMLP, MultiheadAttention or TransformerLayer: fc1 and qkv are
+                                      * divided by column, fc2 and proj by row; false => no GEMM is divided */
+    bool sequence_parallel;          /* ranks share the first dimension of activations before GEMMs divided by column
+                                      * and behind GEMMs divided by row (te_tensor_sequence_parallel) */
+    te_symmetric_ar symmetric_ar_type; /* the all-reduce after a GEMM that is divided by row; te.h always runs
+                                        * te_all_reduce */
     te_group *cp_group;              /* for attention, the ranks that share each sequence (borrowed for the module's
-                                      * lifetime). NULL => no other ranks, or a group that te_set_context_parallel_group
-                                      * sets later */
+                                      * lifetime). NULL => none, or set later by te_set_context_parallel_group */
     te_group *cp_p2p_group;          /* with TE_CP_A2A_P2P, the ranks of the ring: those with the same rank number in
                                       * their cp_group (borrowed for the module's lifetime) */
     te_cp_comm cp_comm_type;         /* how the ranks of cp_group exchange keys and values; 0 => TE_CP_P2P */
@@ -176,36 +165,32 @@ typedef struct te_attn_options {
     int num_gqa_groups;         /* number of heads of keys and values, a divisor of num_attention_heads; 0 =>
                                  * num_attention_heads */
     int64_t kv_channels;        /* size of a head; 0 => hidden_size / num_attention_heads */
-    float attention_dropout;    /* probability of dropout; 0 => no dropout. TransformerEngine's default is 0.1 in
-                                 * TransformerLayer and MultiheadAttention, 0 in DotProductAttention */
-    const char *rng_tracker_name; /* the random state that the dropout draws from (te_rng_tracker_add); NULL =>
+    float attention_dropout;    /* probability of dropout; 0 => none. TransformerEngine's default is 0.1 in
+                                 * TransformerLayer and MultiheadAttention */
+    const char *rng_tracker_name; /* the random state of the dropout (te_rng_tracker_add); NULL =>
                                    * gemm.rng_tracker_name, or the context's */
     te_qkv_format qkv_format;   /* 0 => sbhd; TransformerEngine's TransformerLayer calls it attn_input_format */
     te_attn_mask attn_mask_type; /* 0 => causal; TransformerEngine's TransformerLayer calls it self_attn_mask_type */
     te_window window;           /* TransformerEngine: window_size. With a causal mask `right` counts as 0. With another
-                                 * mask `left` and `right` are both used; (left, right) = (-1, -1) or (-1, 0)
-                                 * means no window */
-    te_switch bottom_right_diagonal; /* the diagonal of the window and of ALiBi's distances ends in the bottom right
-                                      * corner of the scores; 0 => on. No effect with TE_MASK_CAUSAL and
-                                      * TE_MASK_PADDING_CAUSAL (their diagonal begins in the top left corner), nor with
-                                      * masks named bottom_right */
+                                 * mask (left, right) = (-1, -1) or (-1, 0) is no window */
+    te_switch bottom_right_diagonal; /* the diagonal of the window and of ALiBi ends in the bottom right corner of the
+                                      * scores; 0 => on (te_attn_rule) */
     float softmax_scale;        /* factor of the scores; 0 => 1 / sqrt(kv_channels) */
     te_softmax_type softmax_type; /* 0 => vanilla */
-    bool return_max_logit;      /* the module also returns the largest score of each head as the output `max_logit`, f32
-                                 * [H], without a gradient */
-    te_attn_type attention_type; /* self or cross attention, in a MultiheadAttention. In self attention, cu_seqlens_q is
-                                  * also used for the keys if cu_seqlens_kv is not given */
-    bool no_qkv_weight_interleaved; /* rows of the weight are [Q | K | V]. false => [q.. | k | v] of each GQA group,
-                                     * except with no_fuse_qkv_params. TransformerEngine's default is [Q | K | V],
-                                     * because its fuse_qkv_params is off */
-    bool no_fuse_qkv_params;    /* query_weight, key_weight and value_weight are separate parameters, and not
-                                 * interleaved; false => one weight. TransformerEngine's default is separate parameters
+    bool return_max_logit;      /* the largest score of each head is the output `max_logit`, f32 [H], without a
+                                 * gradient */
+    te_attn_type attention_type; /* self or cross attention, in a MultiheadAttention. Self attention uses cu_seqlens_q
+                                  * if cu_seqlens_kv is not given */
+    bool no_qkv_weight_interleaved; /* rows of the weight are [Q | K | V], TransformerEngine's default; false => [q.. |
+                                     * k | v] of each GQA group */
+    bool no_fuse_qkv_params;    /* query_weight, key_weight and value_weight are separate parameters, not interleaved;
+                                 * false => one weight. TransformerEngine's default is separate parameters
                                  * (fuse_qkv_params=False) */
     te_qk_norm qk_norm_type;    /* the kind of the modules q_norm and k_norm; 0 => no such modules */
     float qk_norm_eps;          /* 0 => 1e-6 */
     bool qk_norm_before_rope;   /* the norms run before the rotation; false => after it */
-    bool checkpoint_core_attention; /* the core (Q K^T, the softmax and its product with V) runs again in the backward
-                                     * pass, as with te_module_set_checkpoint(core_attention) */
+    bool checkpoint_core_attention; /* the core (Q K^T, softmax, product with V) runs again in the backward pass
+                                     * (te_module_set_checkpoint) */
 } te_attn_options;
 
 typedef struct te_inference_params te_inference_params; /* the keys and values of earlier calls (KV cache):
@@ -214,59 +199,52 @@ typedef struct te_inference_params te_inference_params; /* the keys and values o
 /* Options of one forward call, for every module with attention. Zero means "not given". Tensors are borrowed for the
  * call.
  *
- * With a padding mask, the lengths of sequences come from cu_seqlens_q and cu_seqlens_kv. If these two are NULL, the
- * lengths come from attention_mask and attention_mask_q, whose padding must lie behind the tokens of each sequence.
- * Neither way waits for the device. With other masks cu_seqlens are refused, and attention_mask is read only with
- * TE_MASK_ARBITRARY, as in TransformerEngine. In a TransformerLayer, self attention uses cu_seqlens_q for its keys too;
- * cross attention uses cu_seqlens_q and cu_seqlens_kv. */
+ * With a padding mask, the lengths of sequences come from cu_seqlens_q and cu_seqlens_kv, or from attention_mask and
+ * attention_mask_q if these are NULL. The padding in these masks must lie behind the tokens of each sequence. With
+ * other masks cu_seqlens are refused, and only TE_MASK_ARBITRARY reads attention_mask, as in TransformerEngine. Self
+ * attention in a TransformerLayer uses cu_seqlens_q for its keys too. */
 typedef struct te_attn_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
     te_window window;                /* window.on false => the module's own */
     te_switch bottom_right_diagonal; /* 0 => the module's own */
-    te_tensor *attention_mask;       /* u8, 1 => masked. With a padding mask it marks the padding of the keys, [b, 1, 1,
-                                      * s], and of the queries too unless attention_mask_q is given. With
-                                      * TE_MASK_ARBITRARY it may have any shape that broadcasts to [b, H, s_q, s_kv] */
-    te_tensor *attention_mask_q;     /* u8 [b, 1, 1, s_q], which marks the padding of the queries; cross attention needs
-                                      * both masks */
+    te_tensor *attention_mask;       /* u8, 1 => masked. Padding masks: [b, 1, 1, s], for keys, and for queries without
+                                      * attention_mask_q. TE_MASK_ARBITRARY: broadcasts to [b, H, s_q, s_kv] */
+    te_tensor *attention_mask_q;     /* u8 [b, 1, 1, s_q]: the padding of the queries; cross attention needs both
+                                      * masks */
     te_tensor *cu_seqlens_q, *cu_seqlens_kv;               /* i32 [b + 1], where each sequence starts */
     te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded; /* i32 [b + 1], with TE_THD: where each sequence starts in
-                                                            * memory, if there is padding between sequences */
-    int64_t max_seqlen_q, max_seqlen_kv; /* with TE_THD, the length of the longest sequence; 0 => the number of all
-                                          * tokens. A small number saves work, but longer sequences are cut off.
-                                          * TransformerEngine's default is the longest length rounded up to a multiple
-                                          * of 64. TransformerEngine copies the lengths to the host to compute it */
-    te_switch pad_between_seqs;      /* whether cu_seqlens_q_padded and cu_seqlens_kv_padded are read; 0 => on if they
-                                      * are given */
+                                                            * memory, if sequences have padding */
+    int64_t max_seqlen_q, max_seqlen_kv; /* with TE_THD, the longest length; longer sequences are cut off. 0 => all
+                                          * tokens (TransformerEngine: the longest length, rounded up to a multiple of
+                                          * 64) */
+    te_switch pad_between_seqs;      /* cu_seqlens_q_padded and cu_seqlens_kv_padded are read; 0 => on if they are
+                                      * given */
     te_attn_bias core_attention_bias_type; /* 0 => none */
     te_tensor *core_attention_bias;  /* [b or 1, H or 1, s_q or 1, s_kv], where H counts this rank's heads;
                                       * differentiable */
     te_tensor *alibi_slopes;         /* f32 [H] or [b, H], where H counts this rank's heads; NULL => powers of 2^(-8 /
                                       * H) */
-    bool checkpoint_core_attention;  /* the core (Q K^T, the softmax and its product with V) of this call runs again in
-                                      * the backward pass */
-    te_inference_params *inference_params; /* the cache of keys and values (borrowed), only for self attention and only
-                                            * between te_no_grad_begin and te_no_grad_end. The lengths come from the
-                                            * cache, and causal masks become padding_causal_bottom_right */
-    const te_score_mod *score_mod;   /* the program's own formula for scores and masks; NULL => none. If the call runs
-                                      * again in the backward pass, the source texts in score_mod must live until
-                                      * then */
-    /* Packed inputs of DotProductAttention. qkv_layer [.., 3, H, d] takes the place of input, key and value; with fewer
-     * GQA groups (G) than heads (H) it is [.., H + 2 G, d]. kv_layer [.., 2, G, d] takes the place of key and value.
-     * The kernels read packed tensors in place and write their gradients as one tensor. A call that has a cache, runs
-     * in FP8 or runs over several ranks first copies q, k and v into separate tensors. */
+    bool checkpoint_core_attention;  /* the core of this call runs again in the backward pass */
+    te_inference_params *inference_params; /* the cache of keys and values (borrowed), for self attention between
+                                            * te_no_grad_begin and te_no_grad_end. The cache gives the lengths. Causal
+                                            * masks become padding_causal_bottom_right */
+    const te_score_mod *score_mod;   /* the program's own formula for scores and masks; NULL => none. Its source texts
+                                      * must live until the backward pass, if the call runs again there */
+    /* Packed inputs of DotProductAttention. qkv_layer [.., 3, H, d] replaces input, key and value. With G < H groups it
+     * is [.., H + 2 G, d]. kv_layer [.., 2, G, d] replaces key and value. Packed tensors are copied with a cache, in
+     * FP8 and over several ranks. */
     te_tensor *qkv_layer, *kv_layer;
     int qkv_interleave_dim;          /* index, from the end, of the dimension that separates q, k and v. -3: the shapes
-                                      * above; -2: [.., H, 3, d] and [.., G, 2, d], or with fewer groups than heads
-                                      * [.., G, H / G + 2, d]; 0 => -3 */
+                                      * above. -2: [.., H, 3, d] and [.., G, 2, d], with fewer groups than heads [.., G,
+                                      * H / G + 2, d]. 0 => -3 */
 } te_attn_call;
 
 /* Options of a decoder's cross attention in one forward call, where they differ from those of its self attention. */
 typedef struct te_cross_attention_call {
-    te_tensor *enc_dec_attn_mask;            /* like te_attn_call.attention_mask: it marks the padding of the encoder's
-                                              * output, or is the mask of TE_MASK_ARBITRARY */
-    te_tensor *enc_dec_attn_mask_q;          /* like te_attn_call.attention_mask_q: it marks the padding of the
-                                              * decoder's tokens (the first of TransformerEngine's pair
-                                              * enc_dec_attn_mask) */
+    te_tensor *enc_dec_attn_mask;            /* like te_attn_call.attention_mask: the padding of the encoder's output,
+                                              * or the mask of TE_MASK_ARBITRARY */
+    te_tensor *enc_dec_attn_mask_q;          /* like te_attn_call.attention_mask_q: the padding of the decoder's tokens
+                                              * (the first of TransformerEngine's pair enc_dec_attn_mask) */
     te_attn_mask enc_dec_attn_mask_type;     /* 0 => the module's own */
     te_window enc_dec_window;                /* enc_dec_window.on false => the module's own */
     te_switch enc_dec_bottom_right_diagonal; /* 0 => the module's own */

@@ -1,36 +1,30 @@
 /* api/quant.h: quantizers, recipes, autocast.
  *
- * A quantized tensor is one object. It has a row-wise copy (contiguous along the last dimension, read by the forward
- * GEMM), a column-wise copy (read by the GEMMs of the gradients), or both. It also has the scales of each copy
- * and the quantizer that made them. Its nominal dtype is the format that dequantizing gives. A recipe says which
- * quantizer is used for each operand of a module's GEMMs. Every kind of quantizer accepts any shape: the last block
- * of a row or column may be short, and padding never enters an amax.
+ * A quantized tensor has a row-wise copy (contiguous along the last dimension), a column-wise copy, or both, each with
+ * scales. The forward GEMM reads row-wise copies, the GEMMs of the gradients column-wise ones too. Dequantizing gives
+ * the nominal dtype. A recipe chooses the quantizers of a module. The last block of a row or column may be short.
+ * Padding never enters an amax.
  *
- * Codes, scales and amaxes are the same bytes on every device. For every input that TransformerEngine accepts they are
- * TransformerEngine's bytes, with these exceptions:
- *   - Stochastic rounding uses te.h's random numbers (te_op_nvfp4_quantize). They depend on the index of an element,
- *     not on the thread that rounds it.
- *   - NVFP4's Hadamard transform of a NaN: in te.h the scales of the NaN's blocks become NaN in both copies, for any
- *     shape. TransformerEngine's kernel for M % 64 == 0 and N % 128 == 0 does the same. Its kernels for other shapes
- *     leave the NaN out of the scale, so a NaN in a gradient is lost.
- *   - NVFP4's Hadamard transform of a tensor whose amax is infinite: te.h scales the tensor by 1. TransformerEngine's
- *     kernel for M % 64 == 0 and N % 128 == 0 scales it by 0, and its kernels for other shapes by 1. In all cases the
- *     tensor decodes to infinities and NaN.
+ * Codes, scales and amaxes are the same bytes on every device. They are TransformerEngine's bytes, with these
+ * exceptions:
+ *   - Stochastic rounding uses te.h's random numbers (te_op_nvfp4_quantize), which depend on the index of an element.
+ *   - NVFP4's Hadamard transform of a NaN: in te.h the scales of the NaN's blocks become NaN in both copies. In
+ *     TransformerEngine this is so only if M % 64 == 0 and N % 128 == 0. Its kernels for other shapes lose the NaN.
+ *   - NVFP4's Hadamard transform with an infinite amax: te.h scales the tensor by 1. TransformerEngine scales it by 0
+ *     if M % 64 == 0 and N % 128 == 0, else by 1. In all cases the tensor decodes to infinities and NaN.
  *   - te_quantize_master_weights with 128 x 128 blocks and fp32_scales, where fp8_max / amax is infinite in f32 (E4M3:
- *     an amax below 1.3166e-36): te.h takes the largest number of the weight's nominal dtype as the scale, for a
- *     rank's slice of a weight as for a whole weight. TransformerEngine takes this number for a whole weight, but
- *     FLT_MAX for a slice (compute_scale.cu). So a bf16 or f16 weight gets two different scale_inv in
- *     TransformerEngine.
- *   - e4m3_max_256 has an effect even without four_over_six. In TransformerEngine, NVFP4Quantizer ignores it without
- *     four_over_six, and uses 448.
- *   - NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH do nothing in te.h. In TransformerEngine they make
- *     NVFP4 less exact.
+ *     an amax below 1.3166e-36): te.h takes the largest number of the weight's nominal dtype as the scale.
+ *     TransformerEngine takes this number for a whole weight, but FLT_MAX for a rank's slice (compute_scale.cu).
+ *   - e4m3_max_256 has an effect even without four_over_six. TransformerEngine's NVFP4Quantizer then uses 448.
+ *   - te.h does not read NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH.
  * Without the transform NVFP4 encodes no NaN: a NaN becomes 6 times its block's scale, as in TransformerEngine. An
  * element that decodes to NaN becomes 0x7fffffff in f32, and 0x7fff in bf16 and f16.
  *
- * te.h also accepts inputs that TransformerEngine refuses. These are the transform of f32 and f16; row_scaled or
- * four_over_six together with the transform or with stochastic rounding; row_scaled with four_over_six in a column-wise
- * copy; and short blocks. */
+ * te.h also accepts inputs that TransformerEngine refuses:
+ *   - the transform of f32 and f16;
+ *   - row_scaled or four_over_six, with the transform or with stochastic rounding;
+ *   - row_scaled with four_over_six in a column-wise copy;
+ *   - short blocks. */
 
 /* The kinds of quantizers, with TransformerEngine's class in parentheses. */
 typedef enum te_quant_kind {
@@ -42,21 +36,19 @@ typedef enum te_quant_kind {
     TE_QUANT_NVFP4 = 5,    /* FP4, one E4M3 scale for 16 elements, and an f32 amax of the tensor (NVFP4Quantizer) */
     TE_QUANT_IDENTITY = 6, /* the tensor as it is (IdentityQuantizer) */
     TE_QUANT_HYBRID = 7,   /* one kind for the row-wise, another for the column-wise copy (HybridQuantizer) */
-    TE_QUANT_CUSTOM = 8    /* the program's functions (te_custom_quantizer); te_is_custom is true for tensors of this
-                            * kind */
+    TE_QUANT_CUSTOM = 8    /* the program's functions (te_custom_quantizer) */
 } te_quant_kind;
 
 /* The copies of a quantized tensor. A usage is TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. */
 enum { TE_ROWWISE = 1, TE_COLUMNWISE = 2 };
 
-/* A quantizer that the program defines. GEMMs decode the tensors that it makes, and multiply them in high
- * precision. */
+/* A quantizer that the program defines. GEMMs decode its tensors, and multiply in high precision. */
 typedef struct te_custom_quantizer {
     const char *name; /* for messages; must outlive the quantizer */
     void *user;       /* handed to every function; must outlive the quantizer and its tensors */
-    /* Quantizes x [.., N] (contiguous, float) into the copy `which` (TE_ROWWISE or TE_COLUMNWISE). Sets *data to any
-     * tensor of x's context, and *scale to another one or to NULL; both are retained. Returns an error code on failure:
-     * then no quantized tensor is made, and existing ones stay as they are. */
+    /* Quantizes x [.., N] (contiguous, float) into the copy `which` (TE_ROWWISE or TE_COLUMNWISE). Sets *data to a
+     * tensor of x's context, and *scale to another one or NULL; both are retained. After an error code no quantized
+     * tensor is made or changed. */
     te_result (*quantize)(void *user, te_tensor *x, int which, te_tensor **data, te_tensor **scale);
     /* Decodes a copy into a new float tensor of `shape` and `dtype`. Returns NULL on failure. */
     te_tensor *(*dequantize)(void *user, te_tensor *data, te_tensor *scale, int which, int ndim, const int64_t *shape,
@@ -67,10 +59,9 @@ typedef struct te_custom_quantizer {
 
 /* Options of a delayed quantizer. */
 typedef struct te_delayed_quantizer {
-    te_tensor *scale; /* f32 [1], the scale that every cast uses (retained); NULL => the quantizer makes a tensor that
-                       * holds 1 */
-    te_tensor *amax;  /* f32 [1], which every cast sets to max(amax, max |x|) (retained); NULL => the quantizer makes a
-                       * tensor that holds 0 */
+    te_tensor *scale; /* f32 [1], the scale of every cast (retained); NULL => a new tensor that holds 1 */
+    te_tensor *amax;  /* f32 [1], which every cast sets to max(amax, max |x|) (retained); NULL => a new tensor that
+                       * holds 0 */
 } te_delayed_quantizer;
 /* Options of a current quantizer. */
 typedef struct te_current_quantizer {
@@ -85,31 +76,29 @@ typedef struct te_block_quantizer {
 typedef struct te_nvfp4_quantizer {
     te_switch rht;                 /* random Hadamard transform of the column-wise copy; 0 => off */
     bool no_random_sign_mask;      /* with rht: the transform without random signs */
-    te_switch stochastic_rounding; /* codes are rounded with random numbers of the context, and the context's random
-                                    * state advances by two; 0 => off */
-    bool row_scaled;               /* the row-wise copy has one amax for each row of x, and the column-wise copy has one
-                                    * for each column; false => one amax for the whole tensor */
-    te_4over6_error four_over_six; /* the error by which each copy chooses the scales of its blocks (4-over-6); 0 =>
+    te_switch stochastic_rounding; /* codes are rounded with random numbers of the context, whose random state advances
+                                    * by two; 0 => off */
+    bool row_scaled;               /* the row-wise copy has one amax for each row of x, the column-wise copy one for
+                                    * each column; false => one for the tensor */
+    te_4over6_error four_over_six; /* the error by which a copy chooses the scales of its blocks (4-over-6); 0 =>
                                     * 4-over-6 is off */
-    bool e4m3_max_256;             /* the largest block scale is 256, so that 4-over-6 can raise a scale by half, to
-                                    * 384 at most; false => 448 */
+    bool e4m3_max_256;             /* the largest block scale is 256, which 4-over-6 can raise to 384; false => 448 */
 } te_nvfp4_quantizer;
-/* Options of a hybrid quantizer: the quantizers of its two copies. Neither may be hybrid. te_quantizer_create reads
- * both during its call. */
+/* Options of a hybrid quantizer: the quantizers of its two copies, neither of them hybrid. te_quantizer_create reads
+ * both. */
 typedef struct te_hybrid_quantizer {
     const struct te_quantizer_desc *rowwise_quantizer, *columnwise_quantizer; /* both needed */
 } te_hybrid_quantizer;
 
-/* Options of te_quantizer_create. Fields that several kinds read come first; the comment of such a field begins with
- * the names of these kinds. Then each kind has a group of fields. A field that `kind` does not read must be zero, else
- * the call fails. */
+/* Options of te_quantizer_create. Comments name the kinds that read a field. A field that `kind` does not read must be
+ * zero. */
 typedef struct te_quantizer_desc {
     te_quant_kind kind;        /* needed */
     te_dtype dtype;            /* format of FP8 codes: TE_F8E4M3 or TE_F8E5M2; 0 => TE_F8E4M3 */
     int usage;                 /* TE_ROWWISE | TE_COLUMNWISE; 0 => both */
     float amax_epsilon;        /* current, block: lower bound of the amax from which a scale is computed */
     te_group *amax_group;      /* current, NVFP4: the group over which amaxes are reduced by MAX (borrowed); NULL =>
-                                * they are not reduced */
+                                * none */
     bool optimize_for_gemm;    /* MXFP8, NVFP4: scales in the swizzled layout (te_op_mxfp8_quantize) */
     te_switch quantization_2d; /* MXFP8: one scale for 32 x 32 elements; NVFP4: one scale for 16 x 16 elements; 0 =>
                                 * off */
@@ -124,45 +113,41 @@ typedef struct te_quantizer_desc {
 /* Makes a quantizer, which the caller owns (te_quantizer_destroy). Errors: TE_ERR_INVALID for options that exclude each
  * other, TE_ERR_STATE inside a graph's capture. */
 TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc);
-/* Gives up the program's ownership of the quantizer. The quantizer lives on while tensors that it made exist. NULL is
- * fine. */
+/* Gives up the program's ownership of the quantizer, which lives on while its tensors exist. NULL is fine. */
 TE_API void te_quantizer_destroy(te_quantizer *q);
-/* Sets which copies q makes of tensors from now on: TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. */
+/* Sets which copies q makes from now on: TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. */
 TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage);
 /* Returns which copies q makes of tensors; 0 for NULL. */
 TE_API int te_quantizer_get_usage(const te_quantizer *q);
-/* Quantizes x [.., N] (f32, f16, bf16) into a new tensor of the innermost scope. In FP8 a NaN stays NaN, and infinity
- * saturates. The call allocates memory, and is asynchronous on CUDA. It is differentiable as the identity. */
+/* Quantizes x [.., N] (f32, f16, bf16). In FP8 a NaN stays NaN, and infinity saturates. Allocates. Asynchronous on
+ * CUDA. Differentiable as the identity. */
 TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x);
-/* Quantizes x into the copies that dst has, in place. dst must have the shape of x, and must have been made by a
- * quantizer of the same kind, code format and layout. noop_flag is f32 [1] on the device, or NULL: 1.0 => nothing is
- * written (FP8 and FP4 kinds). TransformerEngine: update_quantized. */
+/* Quantizes x into the copies that dst has, in place. dst has the shape of x, and the kind, code format and layout of
+ * q. noop_flag (optional f32 [1], FP8 and FP4): 1.0 => nothing is written. TransformerEngine: update_quantized. */
 TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst, const te_tensor *noop_flag);
-/* Makes a quantized tensor of this shape and nominal dtype, with codes and scales of 0, in the innermost scope. Refuses
+/* Makes a quantized tensor of this shape and nominal dtype in the innermost scope. Codes and scales are 0. Refuses
  * custom quantizers. Allocates. */
 TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape);
-/* Sets the amax of a delayed quantizer to max(amax, max |x|), without quantizing x. Does nothing for quantizers of
- * other kinds. TransformerEngine: calibrate. */
+/* Sets the amax of a delayed quantizer to max(amax, max |x|). Does nothing for other kinds. TransformerEngine:
+ * calibrate. */
 TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x);
-/* Returns whether x can be quantized. Built-in kinds accept any float tensor of at least one dimension, because the
- * last block may be short (TransformerEngine needs multiples of 16, 32 or 128). For a custom quantizer its function
- * is_quantizable decides. */
+/* Returns whether x can be quantized: any float tensor of at least one dimension (TransformerEngine: multiples of 16,
+ * 32 or 128). Custom quantizers: is_quantizable. */
 TE_API bool te_quantizer_is_quantizable(const te_quantizer *q, const te_tensor *x);
-/* Returns whether quantizing the same tensor twice gives the same bytes. It is false for delayed scaling (its scale
- * changes), stochastic rounding and custom quantizers. */
+/* Returns whether quantizing a tensor twice gives the same bytes. False for delayed scaling (the scale changes),
+ * stochastic rounding and custom quantizers. */
 TE_API bool te_quantizer_is_requantization_safe(const te_quantizer *q);
 
-/* Decodes x into a new plain tensor of x's shape in `dtype` (f32, f16, bf16; TE_DTYPE_NONE => the nominal dtype). Reads
- * the row-wise copy if x has one, else the column-wise copy. Allocates memory. Differentiable as the identity. */
+/* Decodes x (the row-wise copy, if there is one) into a new plain tensor in `dtype` (f32, f16, bf16; TE_DTYPE_NONE =>
+ * the nominal dtype). Allocates. Differentiable as the identity. */
 TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype);
 /* Sets which copies x has: TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. Drops a copy that is not in
- * `usage`. Makes a missing column-wise copy from the row-wise copy if both hold the same numbers, as in per-tensor
- * FP8, FP8 with 128 x 128 blocks, and NVFP4 with 16 x 16 blocks (with 4-over-6 the new copy has the scales of the
- * row-wise copy). Any other missing copy gives TE_ERR_STATE. TransformerEngine: update_usage. */
+ * `usage`. Makes a missing column-wise copy from the row-wise copy in per-tensor FP8, FP8 with 128 x 128 blocks, and
+ * NVFP4 with 16 x 16 blocks. Any other missing copy gives TE_ERR_STATE. TransformerEngine: update_usage. */
 TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
 
 /* Sets *data and *scale to the codes and the scales of the copy `which` of x [.., N], viewed as [M, N]. Both are plain
- * tensors of the innermost scope, and share x's memory:
+ * tensors of the innermost scope that share x's memory:
  *
  *   kind             data                                       scales
  *   delayed,current  row [M, ld], col [N, ldc] transposed       f32 [1]: scale_inv
@@ -172,13 +157,12 @@ TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
  *                                                               te_quantized_amax returns the amax
  *   identity         x itself                                   NULL
  *
- * ld is N rounded up to a multiple of 16 elements (NVFP4: 32). ldc is M rounded up in the same way; with the Hadamard
- * transform, M is first rounded up to a multiple of 16. The padding is 0. TransformerEngine has no such padding, so the
- * bytes are laid out alike only if M and N are multiples of these numbers. TE_ERR_STATE if x does not have that
- * copy. */
+ * ld is N rounded up to a multiple of 16 elements (NVFP4: 32). ldc is M rounded up in this way; with the Hadamard
+ * transform, M is first rounded up to a multiple of 16. The padding is 0. TransformerEngine has no such padding.
+ * TE_ERR_STATE if x does not have that copy. */
 TE_API te_result te_quantized_view(const te_tensor *x, int which, te_tensor **data, te_tensor **scale);
-/* Returns the amax of the copy `which` of an NVFP4 tensor. It is f32 [1], or, if the tensor is row-scaled, f32 [M] for
- * the row-wise and [N] for the column-wise copy. It shares the tensor's memory. NULL for other kinds. */
+/* Returns a view of the amax of the copy `which` of an NVFP4 tensor: f32 [1], or row-scaled f32 [M] or [N]. NULL for
+ * other kinds. */
 TE_API te_tensor *te_quantized_amax(const te_tensor *x, int which);
 /* Returns the kind of x's quantizer; TE_QUANT_NONE for a plain tensor. */
 TE_API te_quant_kind te_quantized_kind(const te_tensor *x);
@@ -206,12 +190,10 @@ typedef enum te_format {
     TE_FORMAT_DEFAULT = 0, /* the recipe's own: E4M3 for block and MXFP8, HYBRID for delayed, current and custom */
     TE_FORMAT_HYBRID = 1,  /* E4M3 forward, E5M2 gradients */
     TE_FORMAT_E4M3 = 2,    /* E4M3 everywhere */
-    TE_FORMAT_E5M2 = 3     /* refused, as TransformerEngine refuses it in training: hardware cannot multiply E5M2 by
-                            * E5M2 */
+    TE_FORMAT_E5M2 = 3     /* refused, as in TransformerEngine's training: hardware cannot multiply E5M2 by E5M2 */
 } te_format;
 
-/* Says which operands the GEMMs of the backward pass use. With delayed scaling, TE_BACKWARD_QUANTIZED alone is
- * possible. */
+/* The operands of the GEMMs of the backward pass. Delayed scaling allows TE_BACKWARD_QUANTIZED alone. */
 typedef enum te_backward_override {
     TE_BACKWARD_QUANTIZED = 0,      /* quantized, as the recipe says */
     TE_BACKWARD_HIGH_PRECISION = 1, /* the operands as they were before they were quantized */
@@ -226,8 +208,7 @@ typedef enum te_nvfp4_4over6 {
     TE_NVFP4_4OVER6_ALL = 3          /* both */
 } te_nvfp4_4over6;
 
-/* The operands whose largest block scale is 256 instead of 448. Only operands that the NVFP4 recipe quantizes with
- * 4-over-6 can be among them. */
+/* The operands whose largest block scale is 256 instead of 448, among those that NVFP4 quantizes with 4-over-6. */
 typedef enum te_nvfp4_e4m3_256 {
     TE_NVFP4_E4M3_256_DEFAULT = 0,     /* all */
     TE_NVFP4_E4M3_256_ALL = 1,         /* all */
@@ -244,27 +225,24 @@ typedef enum te_tensor_type {
     TE_TENSOR_GRAD_OUTPUT = 3, /* the gradient of y */
     TE_TENSOR_GRAD_INPUT = 4   /* the gradient of x, with fp8_grad */
 } te_tensor_type;
-/* One quantized tensor of a module's GEMM. It is an argument of a custom recipe's factory and of
- * te_quant_stats_fn. */
+/* One quantized tensor of a module's GEMM. */
 typedef struct te_quantizer_role {
     const char *module_type; /* "Linear", "LayerNormMLP" .. */
-    const char *name;        /* path of the module (te_module_path). If a create function quantizes weights (inside
-                              * te_quantized_model_init_begin .. _end), the path begins at the module whose create
-                              * function the program called: "layer.self_attention.proj" */
-    int gemm;                /* number of the GEMM: 0 in most modules. In a LayerNormMLP 0 is fc1 and 1 is fc2; for
-                              * DotProductAttention see te_recipe.fp8_dpa */
+    const char *name;        /* path of the module (te_module_path). While a create function quantizes weights
+                              * (te_quantized_model_init_begin), the path begins at the created module:
+                              * "layer.self_attention.proj" */
+    int gemm;                /* number of the GEMM: 0 in most modules. LayerNormMLP: 0 is fc1, 1 is fc2.
+                              * DotProductAttention: see te_recipe.fp8_dpa */
     te_tensor_type tensor_type; /* which tensor of the GEMM */
 } te_quantizer_role;
 
-/* Options of delayed scaling. A custom recipe uses them for each tensor for which its factory chooses TE_QUANT_DELAYED
- * without a scale. */
+/* Options of delayed scaling. In a custom recipe they hold for tensors with TE_QUANT_DELAYED and no scale. */
 typedef struct te_delayed_recipe {
     float margin;           /* scale = fp8_max / 2^margin / amax */
     int amax_history_len;   /* number of steps in the amax history; 0 => 1024 */
     te_amax_algo amax_algo; /* 0 => the largest amax of the history */
-    /* The program's own functions, called on the host (each update then waits for the device). amax_fn returns the amax
-     * for history[0 .. length - 1], where history[0] is the amax of the latest step; NULL => amax_algo. scale_fn
-     * returns the scale for an amax; NULL => the formula of `margin`. */
+    /* Host functions: each update then waits for the device. history[0] is the latest step's. amax_fn NULL =>
+     * amax_algo; scale_fn NULL => the formula of `margin`. */
     float (*amax_fn)(void *user, const float *history, int length);
     float (*scale_fn)(void *user, float amax, float old_scale, float fp8_max);
     void *user;             /* handed to amax_fn and scale_fn; borrowed while the recipe is in use */
@@ -276,8 +254,7 @@ typedef struct te_current_recipe {
 } te_current_recipe;
 /* Options of block scaling. */
 typedef struct te_block_recipe {
-    /* The blocks of inputs (x), weights (w) and gradients (grad): 1 means 1 x 128, 2 means 128 x 128. 0 => 1 for x, 2
-     * for w, 1 for grad. At most one of the three may be 2. */
+    /* Blocks of inputs, weights and gradients: 1 is 1 x 128, 2 is 128 x 128. 0 => 1, 2 and 1. At most one may be 2. */
     int x_block_scaling_dim, w_block_scaling_dim, grad_block_scaling_dim;
     bool fp32_scales;                                                     /* scales may be any f32 number; false =>
                                                                            * powers of two */
@@ -293,8 +270,8 @@ typedef struct te_nvfp4_recipe {
     te_switch stochastic_rounding; /* TE_ON: gradients are rounded stochastically; TE_OFF: to nearest even; 0 => on */
     te_switch quantization_2d;     /* TE_ON: weights have one scale for 16 x 16 elements; TE_OFF: one for 1 x 16; 0 =>
                                     * on */
-    bool row_scaled_activation;    /* the row-wise copy of an input has one amax for each row, and the column-wise copy
-                                    * has one for each column; refused in a GroupedLinear called with m_splits_tensor */
+    bool row_scaled_activation;    /* inputs are row-scaled (te_nvfp4_quantizer.row_scaled); refused in a GroupedLinear
+                                    * called with m_splits_tensor */
     te_nvfp4_4over6 four_over_six; /* which operands are quantized with 4-over-6; 0 => none */
     bool four_over_six_mse;        /* 4-over-6 compares squared errors; false => absolute errors */
     te_nvfp4_e4m3_256 four_over_six_e4m3_256; /* the operands of four_over_six whose largest block scale is 256; 0 =>
@@ -302,40 +279,37 @@ typedef struct te_nvfp4_recipe {
 } te_nvfp4_recipe;
 /* Options of a custom recipe. */
 typedef struct te_custom_recipe {
-    /* Chooses the quantizer of the tensor `role`: fills in `desc`, which is zero on entry. If desc->kind stays 0, the
-     * tensor stays in high precision. TE_QUANT_DELAYED without a scale gets the module's own scale and history
-     * (DelayedScalingRequest). Called once for each `role`, when a module first runs under the recipe. */
+    /* Fills in `desc`, zero on entry, for the tensor `role`; called once for each. kind 0 => high precision.
+     * TE_QUANT_DELAYED without a scale gets the module's own scale and history (DelayedScalingRequest). */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user; /* handed to factory; borrowed while the recipe is in use */
 } te_custom_recipe;
 
-/* A recipe. Fields that several kinds read come first; then each kind has a group of fields. The functions below make a
- * recipe of each kind, and its fields may then be changed. A field that `kind` does not read must be zero, else the
- * recipe is refused. TransformerEngine reads some defaults from environment variables (NVTE_BACKWARD_OVERRIDE,
- * NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES, NVTE_FP8_BLOCK_SCALING_FP32_SCALES, NVTE_NVFP4_..). te.h reads none of them;
- * its defaults are TransformerEngine's without these variables. Source: transformer_engine.common.recipe. */
+/* A recipe. The functions below make a recipe of each kind; its fields may then be changed. A field that `kind` does
+ * not read must be zero, else the recipe is refused. TransformerEngine reads some defaults from environment variables
+ * (NVTE_BACKWARD_OVERRIDE, NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES, NVTE_FP8_BLOCK_SCALING_FP32_SCALES, NVTE_NVFP4_..).
+ * te.h reads none of them. Source: transformer_engine.common.recipe. */
 typedef struct te_recipe {
     te_recipe_kind kind;                    /* needed */
     te_format format;                       /* format of the codes; 0 => the default of the kind (te_format). NVFP4 has
-                                             * only one format. A custom recipe uses this field for its tensors under
-                                             * delayed scaling */
+                                             * only one format. In a custom recipe: for its tensors under delayed
+                                             * scaling */
     te_backward_override backward_override; /* 0 => quantized operands */
-    /* These fields say whether the partial sums of a GEMM are added into full f32 at regular intervals: split_fprop
-     * for the forward GEMM, split_dgrad for the input gradient, split_wgrad for the weight gradient. 0 => off in the
-     * forward GEMM, on in both gradient GEMMs. Under block scaling all GEMMs do this. */
+    /* Partial sums of these GEMMs are added into full f32 at regular intervals. 0 => split_fprop off, split_dgrad and
+     * split_wgrad on. Block scaling always does this. */
     te_switch split_fprop, split_dgrad, split_wgrad;
     float amax_epsilon;    /* current, block: lower bound of the amax from which a scale is computed */
     /* FP8 attention (delayed, current, MXFP8, custom). With fp8_dpa, DotProductAttention rounds q, k, v, the softmax,
-     * the output o and the gradients of all these to FP8. Its GEMMs run in high precision on the rounded values.
-     * With fp8_mha, which includes fp8_dpa, MultiheadAttention gives the FP8 output of the attention core to its
-     * projection without decoding it, except under MXFP8. In both cases the core itself quantizes q, k and v.
+     * the output o and all their gradients to FP8. Its GEMMs run in high precision on the rounded values. fp8_mha
+     * includes fp8_dpa: MultiheadAttention then gives the FP8 output of the core to its projection without decoding it,
+     * except under MXFP8.
      *
-     * A custom recipe's factory is called for the tensors of the core. GEMMs are numbered as in TransformerEngine.
-     * q, k and v are the output of GEMM 0, o is the input of GEMM 1, and the softmax is the output of GEMM 2.
-     * The gradients of q, k and v are the grad_output of GEMM 0. The gradient of o is the grad_input of GEMM 1,
-     * and that of the softmax is the grad_input of GEMM 2. If the factory chooses kinds with one scale for each
-     * tensor, the kind of the softmax and of its gradient must be TE_QUANT_DELAYED. If it chooses MXFP8, the kind of
-     * these two is not read. Other kinds give TE_ERR_UNSUPPORTED in the core's forward. */
+     * A custom recipe's factory is called for the tensors of the core. GEMMs are numbered as in TransformerEngine. q, k
+     * and v are the output of GEMM 0, o is the input of GEMM 1, the softmax is the output of GEMM 2. The gradients of
+     * q, k and v are the grad_output of GEMM 0. The gradient of o is the grad_input of GEMM 1, that of the softmax the
+     * grad_input of GEMM 2. With one scale for each tensor, the kind of the softmax and of its gradient must be
+     * TE_QUANT_DELAYED. With MXFP8 these two kinds are not read. Other kinds give TE_ERR_UNSUPPORTED in the core's
+     * forward. */
     bool fp8_dpa, fp8_mha;
     te_delayed_recipe delayed; /* delayed, custom */
     te_current_recipe current; /* current */
@@ -354,37 +328,31 @@ TE_API te_recipe te_recipe_block_scaling(void);   /* FP8, one scale for 1 x 128 
 TE_API te_recipe te_recipe_mxfp8(void);           /* FP8, one E8M0 scale for 32 elements (MXFP8BlockScaling) */
 TE_API te_recipe te_recipe_nvfp4(void);           /* FP4, one E4M3 scale for 16 elements (weights: 16 x 16)
                                                    * (NVFP4BlockScaling) */
-/* Makes a recipe in which `factory` chooses the quantizer of each tensor (te_custom_recipe.factory). `user` is handed
- * to `factory` (borrowed). TransformerEngine: CustomRecipe. */
+/* Makes a custom recipe (te_custom_recipe). `user` is handed to `factory` (borrowed). TransformerEngine:
+ * CustomRecipe. */
 TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quantizer_role *role,
                                                        te_quantizer_desc *desc),
                                   void *user);
-/* Returns "delayed", "current", "block", "mxfp8", "nvfp4", "custom" or "none", a static string; "?" for a value outside
- * the list. */
+/* Returns "delayed", "current", "block", "mxfp8", "nvfp4", "custom" or "none"; "?" for other values. Static string. */
 TE_API const char *te_recipe_name(te_recipe_kind kind);
 
 /* Options of te_autocast_begin. */
 typedef struct te_autocast_desc {
-    const te_recipe *recipe; /* copied; NULL => delayed scaling. TransformerEngine's default depends on the GPU: MXFP8
-                              * for compute capability 10.0 up to 12.0, current scaling from 12.0 on, else delayed
-                              * scaling */
+    const te_recipe *recipe; /* copied; NULL => delayed scaling. TransformerEngine's default is MXFP8 for compute
+                              * capability 10.0 up to 12.0, current scaling from 12.0 on, else delayed scaling */
     bool disabled;        /* modules inside run in high precision */
     bool calibrating;        /* with `disabled`: the amaxes of delayed scaling are still recorded */
     te_group *amax_group;    /* the group over which amaxes of delayed, current and NVFP4 scaling are reduced (borrowed
-                              * until the region's last backward pass). NULL => no group; but the amaxes of a GEMM
-                              * are reduced over its tp_group (te_parallel_options) if the ranks gather one of its
-                              * operands. TransformerEngine's default for delayed scaling is the group of all ranks */
+                              * until the region's last backward pass). NULL => tp_group for GEMMs with a gathered
+                              * operand, else none. TransformerEngine's default for delayed scaling is all ranks */
 } te_autocast_desc;
 
 /* Opens a region in which modules quantize the operands of their GEMMs; desc may be NULL. Regions may be nested. The
- * outermost region copies the scales and histories of delayed scaling, so that te_clear_error can undo a failed step;
- * this takes one kernel launch for every thirty GEMMs or so. TE_ERR_INVALID for a recipe whose options exclude each
- * other. If the call fails, it opens no region, and the program must not call te_autocast_end for it.
- * TransformerEngine: autocast. */
+ * outermost region saves the state of delayed scaling for te_clear_error. TE_ERR_INVALID for a recipe whose options
+ * exclude each other. A call that fails opens no region. TransformerEngine: autocast. */
 TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
-/* Closes the innermost region. If it is the outermost one and gradients are enabled, the delayed scales of inputs,
- * weights and outputs are updated; those of gradients are updated at the end of the backward pass. Asynchronous on
- * CUDA. */
+/* Closes the innermost region. The outermost one updates the delayed scales of the forward, if gradients are enabled.
+ * The backward pass updates those of gradients. Asynchronous on CUDA. */
 TE_API te_result te_autocast_end(te_ctx *te);
 /* Returns whether a module that runs now would quantize the operands of its GEMMs. */
 TE_API bool te_autocast_enabled(const te_ctx *te);
@@ -397,9 +365,8 @@ typedef struct te_quant_stats {
     int which;                /* the copy: TE_ROWWISE, or TE_COLUMNWISE if there was no row-wise copy */
     int64_t elements;         /* in x */
     float amax;               /* max |x|, NaN ignored */
-    float scale;              /* the factor by which x was multiplied: the tensor's scale, or for NVFP4 its global
-                               * scale. 0 for kinds with block scales alone, and where groups of rows have one scale
-                               * each */
+    float scale;              /* the factor of x: the tensor's scale (NVFP4: the global one). 0 for block scales alone,
+                               * and for groups with own scales */
     float underflow;          /* share of the elements that were not 0 and became 0 */
     float saturated;          /* share of the elements whose scaled magnitude exceeds the largest code */
     int64_t nan_count, inf_count, zeros; /* elements of x that are NaN, infinite, 0 */
@@ -408,13 +375,12 @@ typedef struct te_quant_stats {
     float max_error;          /* max |x - y| */
 } te_quant_stats;
 
-/* Switches the measuring of quantization errors on or off; off, the default, costs nothing. While it is on, every
- * quantization of a module's operand (input, weight, gradient of the output) is measured: the operand is decoded and
- * read once more. Results stay the same. Switching it on forgets earlier measurements. Weights that are stored
- * quantized are not measured, because they have no high-precision value. */
+/* Sets whether the quantization errors of modules' operands (input, weight, gradient of the output) are measured; off
+ * by default. Measuring decodes and reads each operand once more. Switching it on forgets earlier measurements. Weights
+ * that are stored quantized are not measured. */
 TE_API te_result te_quant_inspect(te_ctx *te, bool on);
-/* A function of the program that te_quant_stats_visit calls with the latest measurement of the tensor `role`. role and
- * stats are valid during the call. The function returns false to stop the visit. */
+/* Receives the latest measurement of the tensor `role`. role and stats are valid during the call. Returns false to stop
+ * the visit. */
 typedef bool (*te_quant_stats_fn)(void *user, const te_quantizer_role *role, const te_quant_stats *stats);
 /* Calls `visit` for every measured tensor. Modules come in the order of their creation. Syncs. */
 TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void *user);
@@ -423,70 +389,61 @@ TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void 
 
 /* Options of te_quantized_model_init_begin. */
 typedef struct te_quantized_model_init_desc {
-    const te_recipe *recipe;               /* copied; NULL => delayed scaling. TransformerEngine's default depends on
-                                            * the GPU, as for te_autocast_desc.recipe */
+    const te_recipe *recipe;               /* copied; NULL => delayed scaling. TransformerEngine's default: see
+                                            * te_autocast_desc.recipe */
     bool disabled;                      /* modules made inside store plain weights */
-    bool preserve_high_precision_init_val; /* the initial values of the weights are kept in host memory
+    bool preserve_high_precision_init_val; /* initial values of weights are kept in host memory
                                             * (te_quantized_init_value) */
 } te_quantized_model_init_desc;
 
-/* Opens a region in which created modules store the weights of their GEMMs quantized, as the recipe quantizes weights.
- * A weight then has a row-wise and a column-wise copy, and no high-precision one. Biases, norms and embeddings stay
- * plain. The created modules run under autocast with the same recipe; outside of autocast their weights are decoded.
- * Optimizers keep f32 masters of such weights, and quantize the masters after each step. Delayed scaling starts from
- * scale 1. Regions may be nested. desc may be NULL. TransformerEngine: quantized_model_init, fp8_model_init. */
+/* Opens a region in which created modules store the weights of their GEMMs quantized by the recipe: a row-wise and a
+ * column-wise copy alone. Biases, norms and embeddings stay plain. The modules run under autocast with the same recipe;
+ * outside of autocast their weights are decoded. Delayed scaling starts from scale 1. Regions may be nested. desc may
+ * be NULL. TransformerEngine: quantized_model_init, fp8_model_init. */
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
 /* Closes the innermost region. */
 TE_API te_result te_quantized_model_init_end(te_ctx *te);
-/* Copies the initial value of the weight x to host memory, in x's shape and nominal dtype. This is the value from
- * before x was first quantized. TE_ERR_STATE if the value was not preserved, or was cleared. The value is replaced by
- * te_module_reset_parameters, and by loading a file that has the weight in high precision. An optimizer's master starts
- * from this value, unless the weight was written in the meantime.
+/* Copies the value of the weight x from before its first quantization to host memory, in x's shape and nominal dtype.
+ * te_module_reset_parameters replaces it, and so does loading the weight in high precision. Masters start from this
+ * value, unless the weight was written in the meantime. TE_ERR_STATE if the value was not preserved, or was cleared.
  * TransformerEngine: get_high_precision_init_val. */
 TE_API te_result te_quantized_init_value(const te_tensor *x, void *host);
 /* Frees the preserved initial value of x. TransformerEngine: clear_high_precision_init_val. */
 TE_API void te_quantized_clear_init_value(te_tensor *x);
 
-/* Moves the codes of x's row-wise copy into new_raw, which becomes the memory of this copy, so that a framework can
- * keep all parameters in one buffer. new_raw is u8 or the dtype of x's row-wise data, contiguous, and has at least as
- * many bytes as this copy; it is retained. The call works for per-tensor, block, NVFP4 and identity quantizers, and for
- * the row-wise part of hybrid ones. TE_ERR_UNSUPPORTED for MXFP8: once the framework has written new codes to the
- * buffer, an MXFP8 column-wise copy could not be rebuilt from them. Kernels are fastest where new_raw begins at a
- * multiple of 16 bytes. TransformerEngine: replace_raw_data. */
+/* Moves the codes of x's row-wise copy into new_raw, which becomes the memory of this copy. new_raw is u8 or the dtype
+ * of x's row-wise data, contiguous, with at least as many bytes; it is retained. TE_ERR_STATE without a row-wise copy
+ * of a built-in kind. TE_ERR_UNSUPPORTED for MXFP8: its row-wise codes do not give the column-wise ones. Kernels are
+ * fastest where new_raw begins at a multiple of 16 bytes. TransformerEngine: replace_raw_data. */
 TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw);
 
 /* This rank's slices of master weights. te_quantize_master_weights reads the lists during the call. */
 typedef struct te_master_weights {
-    te_tensor *const *model_weights;  /* [count] weights that te_quantize or a module has quantized, whole on every
-                                       * rank */
-    te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight. An entry is NULL or
-                                       * empty if this rank owns no part of that weight */
+    te_tensor *const *model_weights;  /* [count] quantized weights, whole on every rank */
+    te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight; NULL or empty if
+                                       * this rank owns none */
     const int64_t *start_offsets;     /* [count] index of the slice's first element in the flattened weight */
     int count;                        /* length of the lists */
-    te_group *group;                  /* the group over which amaxes are reduced (borrowed); NULL if this rank owns all
+    te_group *group;                  /* the group over which amaxes are reduced (borrowed); NULL => this rank owns all
                                        * slices */
-    /* Optional [count]: the codes of each slice are written flat into these tensors, and not into the weight. The
-     * scales are written into the weight in any case. For MXFP8, row-wise codes go into shard_weights and column-wise
-     * codes into shard_columnwise. For e2m1 such a tensor is u8, and starts with the byte that has the slice's first
-     * element. */
+    /* Optional [count]: receive the codes of each slice, flat, instead of the weight, which gets the scales alone.
+     * shard_columnwise: column-wise codes of MXFP8. For e2m1: u8, from the byte of the slice's first element. */
     te_tensor *const *shard_weights, *const *shard_columnwise;
-    /* true: column-wise copies keep their old codes until te_post_all_gather_processing; false: they are dropped, and
-     * made anew when they are read. */
+    /* true: column-wise copies keep their old codes until te_post_all_gather_processing; false: reading one makes it
+     * anew. */
     bool manual_post_processing;
 } te_master_weights;
 
-/* Quantizes this rank's slices of f32 master weights (first rounded to the weight's nominal dtype) into the model's
- * weights. The slices of all ranks together give the bytes that quantizing the whole weight gives. Every rank must make
- * this call, with the same weights in the same order; the caller gathers the bytes afterwards. The amaxes of all
- * weights are reduced in one all_reduce. Everything is checked before the first byte changes. If the ranks are threads
- * of one process and one rank has an error, the call fails on all ranks. Preserved initial values
- * (te_quantized_init_value) are cleared. Block and NVFP4 need 2-D scaling.
+/* Rounds this rank's slices of f32 master weights to the weight's nominal dtype, and quantizes them into the model's
+ * weights. The slices of all ranks together give the bytes of quantizing the whole weight. Every rank must make this
+ * call, with the same weights in the same order. The caller gathers the bytes afterwards. An error changes nothing; if
+ * the ranks are threads of one process, the call fails on all. Clears preserved initial values
+ * (te_quantized_init_value). Block and NVFP4 need 2-D scaling.
  * TransformerEngine: quantize_master_weights. */
 TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w);
 /* Calls te_quantize_master_weights; TransformerEngine's older name. */
 TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w);
-/* Makes the column-wise copies of model_weights [count] from their row-wise copies. Call it after the bytes of the
- * row-wise copies were gathered. It does nothing for plain tensors, nor for MXFP8 and hybrid weights, whose slices were
- * already quantized into both copies.
- * TransformerEngine: post_all_gather_processing. */
+/* Makes the column-wise copies of model_weights [count] from their row-wise copies. Call it after the row-wise copies
+ * were gathered. Does nothing for plain tensors, MXFP8 and hybrid weights. TransformerEngine:
+ * post_all_gather_processing. */
 TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *model_weights, int count);

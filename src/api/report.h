@@ -1,15 +1,12 @@
 /* api/report.h: warm-up, explanations of calls, the report on machine and context. */
 
-/* Begins a warm-up. Until te_warmup_end, operations are planned but not run, and the kernels that they need are listed.
- * Tensors made inside hold no meaningful values. Parameters, optimizer states, scaling states and the random state stay
- * as they were. A warm-up is optional: without one, a model's first step compiles the kernels, also in parallel.
- * TE_ERR_STATE inside a warm-up or a graph's capture. */
+/* Begins a warm-up. Until te_warmup_end, operations do not run; their kernels are listed. New tensors hold no
+ * meaningful values. Parameters and all states stay as they were. TE_ERR_STATE inside a warm-up or a graph's
+ * capture. */
 TE_API te_result te_warmup_begin(te_ctx *te);
-/* Ends the warm-up: compiles the listed kernels in parallel, or loads them from the cache. Returns when all of them are
- * loaded. */
+/* Ends the warm-up: compiles the listed kernels in parallel, or loads them from the cache. Waits for all of them. */
 TE_API te_result te_warmup_end(te_ctx *te);
-/* Runs te_warmup_begin and te_warmup_end around one forward and backward pass of `m` on an input of this shape and
- * format, under the autocast in force. */
+/* Warms up one forward and backward pass of `m` on an input of this shape and format, under the autocast in force. */
 TE_API te_result te_warmup(te_module *m, te_dtype dtype, int ndim, const int64_t *shape);
 
 /* How an operation would run. Texts that are too long are cut off. */
@@ -23,19 +20,17 @@ typedef struct te_explanation {
     char why[256];       /* one sentence */
 } te_explanation;
 /* Describes in `out` how `op` with these args (a te_op_NAME_args) would run on `device`: "cpu", "sm_80" ... "sm_120",
- * or NULL for the context's own device. Needs no GPU and launches nothing. The tensors in args need no memory
- * (te_tensor_describe). Returns the error that the call would give. */
+ * or NULL for the context's own device. Needs no GPU. The tensors need no memory (te_tensor_describe). Returns the
+ * error of the call. */
 TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out);
 /* Returns whether `op` with these args would run on the context's device. Adds no error to the context. */
 TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args);
-/* Makes a tensor that has a shape and no memory. te_explain accepts such tensors. A module that is called with such a
- * tensor computes the shape of its output and nothing else (te_is_tensor_unallocated). Any other call that would read
- * or write such a tensor gives TE_ERR_STATE. */
+/* Makes a tensor that has a shape and no memory, for te_explain. A module computes only the shape of its output. Any
+ * other call that would read or write it gives TE_ERR_STATE. */
 TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);
 
-/* Describes devices, libraries and their paths, versions, the cache, memory and the kernels used so far. Writes this
- * text into buffer, cut off after `size` bytes, and returns the length of the whole text. If te is NULL, the text
- * covers the machine's devices and libraries alone. */
+/* Writes a text about devices, libraries, the cache, memory and kernels into buffer, cut off after `size` bytes.
+ * Returns the full length. te NULL => only devices and libraries. */
 TE_API size_t te_report(te_ctx *te, char *buffer, size_t size);
 
 /* Counts of a context's kernels; 0 on the CPU. */

@@ -1,13 +1,12 @@
 /* api/tensor.h: tensors.
  *
- * A tensor is a reference-counted view of a block of memory. It has a number format, at most TE_MAX_DIMS sizes, and
- * strides. It belongs to the innermost scope (te_scope_begin); te_tensor_retain keeps it beyond the scope's end. Shapes
- * are row-major: the last size varies fastest. A size may be 0. In the 4-bit format (e2m1) two elements share a byte,
- * the even one in the low half. Each e2m1 row (the elements along the last dimension) begins at a whole byte: a
- * tensor of shape [3, 5] has 9 bytes, and a tensor without dimensions has 1 byte.
+ * A tensor is a reference-counted view of memory, with at most TE_MAX_DIMS sizes. It belongs to the innermost scope
+ * (te_scope_begin); te_tensor_retain keeps it beyond the scope's end. Shapes are row-major. A size may be 0. In the
+ * 4-bit format (e2m1) two elements share a byte, the even one in the low half. Each e2m1 row begins at a whole byte:
+ * [3, 5] has 9 bytes.
  *
- * A function that is given a NULL tensor returns NULL (or TE_ERR_STATE, 0, false, "") and reports no error, because the
- * call that returned the NULL has reported one already. */
+ * A function that is given a NULL tensor returns NULL (or TE_ERR_STATE, 0, false, "") and reports no error: the call
+ * that returned the NULL has reported one. */
 
 /* Returns a new tensor of this shape, uninitialised. Allocates. */
 TE_API te_tensor *te_tensor_empty(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);
@@ -16,38 +15,35 @@ TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const in
 /* Returns a new tensor whose elements are `value`, rounded to nearest even (integers: truncated, saturated). Not e2m1.
  * Allocates. */
 TE_API te_tensor *te_tensor_full(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, double value);
-/* Returns a new tensor, f32, f16 or bf16, of uniform random numbers in [low, high). They are computed in f32 from the
- * context's random state and rounded to dtype; in f16 and bf16 the rounding may give `high` itself. CPU and GPU give
- * the same bits. The offset of the random state grows by 1. Allocates. */
+/* Returns a new tensor (f32, f16, bf16) of uniform random numbers in [low, high); rounding may give `high`. CPU and GPU
+ * agree. The random offset grows by 1. Allocates. */
 TE_API te_tensor *te_tensor_uniform(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float low, float high);
 /* Like te_tensor_uniform, with numbers of the normal distribution with `mean` and standard deviation `std`. */
 TE_API te_tensor *te_tensor_normal(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float mean, float std);
-/* Returns a new tensor with the content of `host` (row-major, of `dtype`). The host memory may be reused when the call
- * returns. Allocates. */
+/* Returns a new tensor with the content of `host` (row-major, of `dtype`), which may be reused afterwards.
+ * Allocates. */
 TE_API te_tensor *te_tensor_from_host(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, const void *host);
 /* Like te_tensor_from_host, but `host` is f32 [numel]. Each element is rounded to dtype, to nearest even; FP8
  * saturates. Not e2m1. */
 TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, const float *host);
-/* Returns a row-major tensor whose elements are the caller's memory `data`: host memory on the CPU, device memory on
- * CUDA. The memory is borrowed, not copied, until the last reference is gone. Then `release` (may be NULL) is called
- * with `user`. On CUDA, kernels that use the memory may still run on the context's stream at that time. So `release`
- * must free the memory in the order of that stream (cuMemFreeAsync), or synchronize with the stream first. `data` must
- * be aligned to one element (TE_ERR_INVALID); kernels are fastest if it is aligned to 16 bytes. */
+/* Returns a row-major tensor in the caller's memory `data` (host memory on the CPU, device memory on CUDA). `data` is
+ * borrowed until the last reference is gone; then `release` (may be NULL) is called with `user`. On CUDA `release` must
+ * free in the order of the context's stream (cuMemFreeAsync), or synchronize first: kernels may still run. `data` must
+ * be aligned to one element (TE_ERR_INVALID), for fast kernels to 16 bytes. */
 TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, void *data,
                                  void (*release)(void *user), void *user);
 
 /* Takes one more reference, which outlives the scope. Returns x. */
 TE_API te_tensor *te_tensor_retain(te_tensor *x);
-/* Gives back a reference that te_tensor_retain has taken. NULL is fine. If the caller releases once too often, the
- * tensor is freed while its scope still holds it. */
+/* Gives back a reference of te_tensor_retain. NULL is fine. One release too many frees the tensor while its scope holds
+ * it. */
 TE_API void te_tensor_release(te_tensor *x);
 
-/* Returns a view of x in another shape with the same number of elements; one size may be -1 (inferred). x must be
- * contiguous. For e2m1 the number of bytes must not change either: an odd last size must stay the same, and an even one
- * must stay even. Differentiable. */
+/* Returns a view of x (contiguous) in another shape; one size may be -1. Differentiable. e2m1: an odd last size must
+ * not change, an even one must stay even. */
 TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape);
-/* Returns a view of elements start .. start + length - 1 of dimension `dim` (negative: counted from the end). It is
- * strided unless `dim` is the first dimension. Differentiable. Not e2m1. */
+/* Returns a view of elements start .. start + length - 1 of `dim` (negative: from the end), strided unless `dim` is 0.
+ * Differentiable. Not e2m1. */
 TE_API te_tensor *te_tensor_narrow(te_tensor *x, int dim, int64_t start, int64_t length);
 /* Returns a strided view of x with dimensions a and b swapped (negative: counted from the end). Differentiable. Not
  * e2m1. */
@@ -60,8 +56,8 @@ TE_API te_tensor *te_tensor_cast(te_tensor *x, te_dtype dtype);
 TE_API te_tensor *te_tensor_detach(te_tensor *x);
 
 TE_API te_ctx *te_tensor_ctx(const te_tensor *x);            /* the context that x was made in (borrowed) */
-TE_API te_dtype te_tensor_dtype(const te_tensor *x);         /* the number format; for a quantized tensor the nominal
-                                                              * format, which dequantizing gives */
+TE_API te_dtype te_tensor_dtype(const te_tensor *x);         /* the number format; of a quantized tensor the nominal
+                                                              * one */
 TE_API int te_tensor_ndim(const te_tensor *x);               /* number of dimensions */
 TE_API const int64_t *te_tensor_shape(const te_tensor *x);   /* [ndim], borrowed */
 TE_API const int64_t *te_tensor_strides(const te_tensor *x); /* [ndim], in elements, borrowed */
@@ -79,20 +75,17 @@ TE_API void *te_tensor_data(const te_tensor *x);
 TE_API te_result te_tensor_to_host(const te_tensor *x, void *host);
 /* Copies x to host memory as f32 [numel]. Quantized tensors are dequantized. Syncs. */
 TE_API te_result te_tensor_to_f32(const te_tensor *x, float *host);
-/* Returns the value of a tensor of one element. Syncs. Returns NaN for NULL. For a tensor of another size the error is
- * TE_ERR_SHAPE, and NaN is returned. */
+/* Returns the value of a tensor of one element. Syncs. NaN for NULL, and with TE_ERR_SHAPE for another size. */
 TE_API double te_tensor_item(const te_tensor *x);
-/* Overwrites x (contiguous) with te_tensor_bytes(x) host bytes of x's format. The host memory may be reused when the
- * call returns. */
+/* Overwrites x (contiguous) with te_tensor_bytes(x) host bytes of x's format, which may be reused afterwards. */
 TE_API te_result te_tensor_copy_from_host(te_tensor *x, const void *host);
-/* Copies src to dst, which has the same shape, and converts the elements (te_op_copy names the formats). src and dst
- * may share memory. So the call can shift elements within one tensor, or transpose a matrix in place. */
+/* Copies src to dst, which has the same shape, and converts the elements (formats: te_op_copy). src and dst may share
+ * memory. */
 TE_API te_result te_tensor_copy(te_tensor *dst, const te_tensor *src);
 /* Sets every element of x (contiguous) to `value`, rounded as te_tensor_full does. */
 TE_API te_result te_tensor_fill(te_tensor *x, double value);
 
-/* Tells te.h that something outside of te.h has written the memory of x. Cached quantized copies of x are then made
- * anew. After writes through te.h no such call is needed. */
+/* Tells te.h that other code has written the memory of x. Cached quantized copies of x are then made anew. */
 TE_API void te_tensor_touch(te_tensor *x);
 /* Returns a number that grows with each write to x's memory; 0 for a quantized tensor. */
 TE_API uint64_t te_tensor_version(const te_tensor *x);
@@ -102,9 +95,8 @@ TE_API te_tensor *te_tensor_set_name(te_tensor *x, const char *name);
 /* Returns the name of x (borrowed), or "". */
 TE_API const char *te_tensor_name(const te_tensor *x);
 
-/* Marks x as this rank's part of a tensor that ranks share (PyTorch: a DTensor), or removes the mark. It does nothing
- * else. The functions of api/formats.h, which cast tensors or keep them in f32, read the mark. A view does not inherit
- * it. */
+/* Marks x as this rank's shard of a tensor (PyTorch: a DTensor), for api/formats.h, or removes the mark. A view does
+ * not inherit it. */
 TE_API void te_tensor_set_sharded(te_tensor *x, bool sharded);
 /* Returns whether te_tensor_set_sharded has marked x. False for NULL. */
 TE_API bool te_tensor_is_sharded(const te_tensor *x);

@@ -1,27 +1,26 @@
-/* api/trace.h: a hook that is called before and after every operation of a context, and a list of the tensors in the
- * args of a call. Profilers, exporters and inspectors need nothing else. */
+/* api/trace.h: a hook before and after every operation of a context, for profilers, exporters and inspectors; and a
+ * list of the tensors in its args. */
 
 /* How an operation uses a tensor. */
 typedef enum te_arg_use {
     TE_ARG_IN = 1,   /* read */
     TE_ARG_OUT = 2,  /* written; its old values do not matter */
-    TE_ARG_INOUT = 3 /* written, and its old values matter: the call adds to them or keeps a part of them */
+    TE_ARG_INOUT = 3 /* written, and its old values matter */
 } te_arg_use;
 
 /* A tensor among the args of an operation. */
 typedef struct te_arg {
-    const char *name; /* the name of the field in the args struct, such as "x"; for a tensor of a list, the name of the
-                       * list, such as "in"; for a tensor in te_op_adam_args.tensors, the name of the member, such as
-                       * "param". A static string */
-    int64_t index;    /* the tensor's place in the list; -1: not in a list */
+    const char *name; /* the field of the args struct ("x"), the list ("in"), or the member of te_op_adam_args.tensors
+                       * ("param"). Static string */
+    int64_t index;    /* the tensor's index in the list; -1: not in a list */
     te_arg_use use;   /* the use in this call; `d` of te_op_gemm, for example, is TE_ARG_INOUT with `accumulate` */
     bool optional;    /* this call may leave it NULL */
     te_tensor *tensor; /* borrowed; NULL: not given */
 } te_arg;
 
-/* Lists the tensors in the args of an operation, te_op_NAME_args, including those that are NULL. The order is that of
- * the operation's documentation. Fills in out[0 .. capacity-1] and returns the number of tensors; `out` may be NULL.
- * Runs, checks and allocates nothing. Returns 0 for an op outside of TE_OP_LIST and for args == NULL. */
+/* Lists the tensors in the args (te_op_NAME_args), NULL ones too, in the documented order. Fills in out[0 ..
+ * capacity-1] and returns the number of tensors; `out` may be NULL. 0 for an op outside of TE_OP_LIST and for args ==
+ * NULL. */
 TE_API int64_t te_query_args(te_op op, const void *args, te_arg *out, int64_t capacity);
 
 /* Says when the hook is called: before or after the operation. */
@@ -34,8 +33,8 @@ typedef enum te_trace_phase {
 typedef enum te_trace_mode {
     TE_TRACE_RUN = 0,    /* the call runs: on CUDA it is queued, and may still be running in TE_TRACE_AFTER */
     TE_TRACE_WARMUP = 1, /* between te_warmup_begin and te_warmup_end: the call is only planned */
-    TE_TRACE_CAPTURE = 2 /* between te_graph_begin and te_graph_end: the call is recorded. Later te_graph_launch runs it
-                          * without calling the hook */
+    TE_TRACE_CAPTURE = 2 /* between te_graph_begin and te_graph_end: the call is recorded. te_graph_launch runs it
+                          * without the hook */
 } te_trace_mode;
 
 /* One call of an operation. */
@@ -45,17 +44,16 @@ typedef struct te_trace {
     te_trace_phase phase; /* before or after the call */
     te_trace_mode mode;   /* whether the call really runs */
     bool backward;      /* whether a backward function makes the call, in te_backward */
-    const char *module; /* te_module_path of the module whose forward or backward makes the call; "" if no module makes
-                         * it. Borrowed, valid inside the hook */
+    const char *module; /* te_module_path of the module that makes the call; "" if there is none. Borrowed, valid inside
+                         * the hook */
     te_result result;   /* with TE_TRACE_AFTER the result of the call; else TE_OK */
 } te_trace;
 /* A hook function. `event` is borrowed for the duration of the call; `user` is the pointer given to te_set_trace. */
 typedef void (*te_trace_fn)(te_ctx *te, const te_trace *event, void *user);
 
-/* Sets the hook: `fn` is called before and after every operation of this context, whether the program calls it directly
- * or a function, module, te_backward or optimizer does. NULL removes the hook. A context has one hook at a time.
- * Without a hook, an operation only pays for a comparison. A call whose args are refused is not traced. A call that
- * began is traced twice, whatever its result.
+/* Sets the hook: `fn` is called before and after every operation of this context, also of functions, modules,
+ * te_backward and optimizers. NULL removes the hook. A context has one hook. A call whose args are refused is not
+ * traced.
  *
  * A hook observes. It may do the following:
  *   - call te_query_args, te_explain and te_query_supported, also with the args of the event;
@@ -69,8 +67,7 @@ typedef void (*te_trace_fn)(te_ctx *te, const te_trace *event, void *user);
  *   - all calls that would release tensors of the operation: te_module_destroy, _add_parameter, _add_buffer,
  *     _remove_child, te_optimizer_destroy, te_kv_cache_destroy, te_inference_params_destroy, te_grad_scaler_destroy,
  *     te_tensor_zero_grad, _set_main_grad, _set_decoupled_grad, te_graphed_reset, te_ctx_destroy.
- * A hook must not release a tensor that it has not retained. The program's own computations must run after the traced
- * call.
+ * A hook must not release a tensor that it has not retained.
  *
  * te_set_trace gives TE_ERR_STATE if te is NULL. */
 TE_API te_result te_set_trace(te_ctx *te, te_trace_fn fn, void *user);

@@ -9,9 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Refuses compiler flags that would change results. These flags let a compiler sum in another order, compute x / y as
- * x * (1 / y), or ignore NaN and -0. gcc defines a macro for each flag; clang and MSVC define one for all of them.
- * te__arithmetic_is_exact finds the flags that define no macro. */
+/* Refuses compiler flags that change results, such as x * (1 / y) for x / y. te__arithmetic_is_exact finds flags
+ * without a macro. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) ||             \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__) || \
     defined(_M_FP_FAST)
@@ -25,16 +24,16 @@
 #define TE_ZERO {0}
 #endif
 
-/* Aligns a variable or a field to a multiple of n bytes. It stands in front of the whole declaration. 64-bit atomics
- * need it: they must lie at multiples of 8 bytes, and 32-bit x86 puts 64-bit numbers at multiples of 4. */
+/* Aligns a variable or a field to n bytes; stands in front of the whole declaration. 32-bit x86 aligns 64-bit numbers
+ * to 4 bytes, but 64-bit atomics need 8. */
 #ifdef __cplusplus
 #define TE__ALIGNED(n) alignas(n)
 #else
 #define TE__ALIGNED(n) _Alignas(n)
 #endif
 
-/* Keeps a function from being inlined. It stands after `static` or TE_API. It saves compile time, for a small function
- * that has many callers and need not be fast. */
+/* Keeps a small function with many callers from being inlined, to save compile time. Stands after `static` or
+ * TE_API. */
 #if defined(_MSC_VER)
 #define TE__NOINLINE __declspec(noinline)
 #elif defined(__GNUC__)

@@ -1,27 +1,24 @@
-/* base/fields.c: tables of the fields of public structs. Functions use a table to find out whether a field is set, and
- * whether two structs differ. They never read the padding between fields. This file must not depend on the meaning of
- * any field. */
+/* base/fields.c: tables of the fields of public structs. Functions use the tables to find set fields and to compare
+ * structs without their padding. */
 
 /* One field of a struct, or of a group of options that is embedded in the struct. */
 typedef struct te__field {
     const char *name; /* for messages: "amax_epsilon", "nvfp4.four_over_six" */
     size_t offset, size;
-    int mark; /* in some tables it says which kinds (of recipe, for example) read the field; in others it is a value of
-               * the field that counts as not set */
+    int mark; /* in some tables, the kinds (of recipe, for example) that read the field; in others, the value that
+               * counts as not set */
 } te__field;
 #define TE__FIELD(type, field, mark) {#field, offsetof(type, field), sizeof(((type *)0)->field), mark}
-/* An entry for a field of an embedded group. The offset is a sum because not every compiler accepts offsetof for a
- * member of a member. */
+/* An entry for a field of an embedded group. Not every compiler accepts offsetof for a member of a member. */
 #define TE__FIELD_IN(type, group, group_type, field, mark)                                                           \
     {#group "." #field, offsetof(type, group) + offsetof(group_type, field), sizeof(((group_type *)0)->field), mark}
 
-/* te__is_switch returns whether an option has one of the three values of te_switch. te__switch returns whether the
- * option is on, where TE_DEFAULT means by_default. */
+/* te__is_switch: whether an option is a value of te_switch. te__switch: whether the option is on. */
 static bool te__is_switch(te_switch given) { return (int)given >= TE_DEFAULT && given <= TE_OFF; }
 static bool te__switch(te_switch given, bool by_default) { return given == TE_DEFAULT ? by_default : given == TE_ON; }
 
-/* Returns whether any bit of the field is set. Every forward pass calls this some thirty times, so a field of 4 or 8
- * bytes (an enum or a pointer) is read in one load. */
+/* Returns whether any bit of the field is set. Every forward pass calls this function often, so common sizes take one
+ * load. */
 static bool te__field_is_set(const void *s, const te__field *f) {
     const unsigned char *bytes = (const unsigned char *)s + f->offset;
     uint64_t eight;
@@ -49,14 +46,13 @@ static bool te__fields_same(const void *a, const void *b, const te__field *field
     return true;
 }
 
-/* A list of a struct's fields is a macro LIST(T, O) that expands to T(field) or O(field) for each field. In the args of
- * an operation, for example, T is for tensors and O for all other fields. */
+/* A list of a struct's fields is a macro LIST(T, O). It expands to T(field) or O(field) for each field. In the args of
+ * an operation, T marks tensors. */
 #define TE__UNCOUNTED(field)
 #define TE__COUNTED(field) +1
-/* Checks at compile time that LIST has all fields of the struct TE__TYPE in their order. Use this macro inside a
- * function. A gap of 8 bytes or more between two fields of the list is an error, since padding is smaller: the list
- * lacks a field there. Only compilers for 64 bits check this. No error arises if the lacking field leaves a smaller
- * gap. */
+/* Checks at compile time that LIST has all fields of the struct TE__TYPE in order. Use this macro inside a function. A
+ * gap of 8 bytes or more between fields is an error, since padding is smaller. Smaller gaps pass; so does everything on
+ * 32-bit compilers. */
 #define TE__WHOLE(LIST)                                                                                              \
     {                                                                                                                \
         enum { TE__LISTED_BEGIN = -1, LIST(TE__LISTED, TE__LISTED) TE__LISTED_END };                                 \

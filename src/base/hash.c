@@ -1,6 +1,5 @@
-/* base/hash.c: fingerprints of bytes: a fast 64-bit hash, a 128-bit digest in hex, and CRC-32. They find accidental
- * differences, not deliberate ones, and are the same on every machine. This file must not depend on the meaning of the
- * bytes. */
+/* base/hash.c: a fast 64-bit hash, a 128-bit digest in hex, and CRC-32, equal on every machine. They are not safe
+ * against deliberate collisions. */
 
 /* ---- XXH64: Y. Collet's public algorithm, in four lanes of multiply and rotate ---- */
 

@@ -1,6 +1,6 @@
-/* base/lz.c: unpacks the data that is embedded in te.h. The data is packed by LZ77, and the result is written as
- * printable text (base 85). This file must not depend on the meaning of the bytes, nor on their packer
- * (tools/lz_pack.h). If the input is damaged, the functions return 0 and write no byte outside the output.
+/* base/lz.c: unpacks the data that is embedded in te.h: packed by LZ77, then written as printable text (base 85). This
+ * file must not depend on the meaning of the bytes, nor on tools/lz_pack.h, which packs them. On damaged input the
+ * functions return 0 and write nothing outside the output.
  *
  * A packed block:
  *
@@ -14,13 +14,12 @@
  *         literals                 copied as they are
  *         distance   varint        how far back the match begins, without a limit; 0: the previous distance again
  *
- * A varint has 7 bits in each byte, lowest first. The top bit is set in all of its bytes but the last. The format
- * resembles LZ4, except that distances have no limit, because similar kernels may lie megabytes apart. */
+ * A varint has 7 bits in each byte, lowest first. All of its bytes but the last have the top bit set. Unlike in LZ4,
+ * distances have no limit: similar kernels may lie megabytes apart. */
 
 enum { TE__LZ_MIN_MATCH = 4 };
 
-/* Reads a varint at *p and moves *p behind it. Returns false if the varint does not end before `end` or exceeds 63
- * bits. */
+/* Reads a varint at *p and moves *p behind it. Returns false if the varint reaches `end` or exceeds 63 bits. */
 static inline bool te__varint(const uint8_t **p, const uint8_t *end, uint64_t *value) {
     uint64_t v = 0;
     for (int shift = 0; shift < 63; shift += 7) {
@@ -83,8 +82,7 @@ static inline size_t te__lz_unpack(const uint8_t *src, size_t n, uint8_t *dst, s
 /* ---- base 85: five characters stand for four bytes, the most significant first; the last k < 4 bytes take k + 1
  * characters ---- */
 
-/* The 85 digits: printable characters that need no escape in a C string. There is no quote and no backslash, and
- * because of trigraphs no question mark. */
+/* The 85 digits need no escape in a C string. There is no question mark, because of trigraphs. */
 static const char te__base85_alphabet[] =
     "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+,-./:;<=>@[]^_";
 

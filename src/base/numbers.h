@@ -1,15 +1,13 @@
-/* base/numbers.h: conversions of bf16, f16, e4m3, e5m2, e8m0 and e2m1 from and to f32. The host and kernels compile
- * this header; it must not depend on either.
+/* base/numbers.h: conversions of bf16, f16, e4m3, e5m2, e8m0 and e2m1 from and to f32, for the host and kernels.
  *
- * Every conversion is integer arithmetic on the bits of the f32. So no compiler flag (contraction, fast math, flushing
- * of subnormals) and no rounding mode can change a result, and loops over a conversion vectorize. The results are those
- * of the GPU's cvt instructions, also for NaN: every NaN becomes the one positive NaN code of the format. In f32 this
- * is 0x7fffffff. */
+ * Every conversion is integer arithmetic on the bits of the f32. So compiler flags and rounding modes cannot change a
+ * result, and loops vectorize. The results are those of the GPU's cvt instructions: every NaN becomes the one positive
+ * NaN code of the format (f32: 0x7fffffff). */
 #ifndef TE__NUMBERS_H
 #define TE__NUMBERS_H
 
-/* The types and attributes of this header. NVRTC has no headers, so the names of <stdint.h> are defined here. If nvcc
- * compiles all of te.h, it compiles each function for host and device. */
+/* The types and attributes of this header. NVRTC has no <stdint.h>. If nvcc compiles te.h, functions are for host and
+ * device. */
 #ifdef __CUDACC_RTC__
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
@@ -50,12 +48,12 @@ TE__BOTH float te__bits_f32(uint32_t u) {
 }
 
 /* Rounds |f| to a smaller float format, to nearest, ties to even. `magnitude` is the bits of f without the sign. The
- * format has `man` mantissa bits, and its smallest normal number is 2^(min_exp - 127). Returns the code as if the
- * exponent had no upper limit; the caller must limit it.
+ * format has `man` mantissa bits. Its smallest normal number is 2^(min_exp - 127). Returns the code as if the exponent
+ * had no upper limit: the caller must limit the code.
  *
- * Normal numbers and subnormals take the same path. The further the value lies below the normal range, the further its
- * significand (with the implicit bit) is shifted right. A carry out of the mantissa increases the exponent. Values
- * below 2^-126 are treated as if they were normal numbers; all of them round to 0 anyway. */
+ * The further a value lies below the normal range, the further its significand (with the implicit bit) is shifted
+ * right. A carry out of the mantissa increases the exponent. Values below 2^-126 count as normal numbers, because all
+ * of them round to 0. */
 TE__BOTH uint32_t te__round_small(uint32_t magnitude, int man, int min_exp) {
     int e = (int)(magnitude >> 23);
     int below = e < min_exp ? min_exp - e : 0;
@@ -121,9 +119,8 @@ TE__BOTH uint8_t te__f32_to_e5m2(float f) {
     return (uint8_t)(a > 0x7f800000u ? 0x7fu : r);
 }
 
-/* ---- e8m0: a power of two, 2^(c - 127); 0xff = NaN. It is used for scales, so the sign of an f32 is dropped. The f32
- * is rounded up, so that elements divided by the scale fit. 0 and numbers below 2^-127 become code 0; infinity becomes
- * the largest code, 0xfe ---- */
+/* ---- e8m0: a power of two, 2^(c - 127); 0xff = NaN. The conversion drops the sign and rounds up, so that elements
+ * divided by the scale fit. Numbers below 2^-127 give code 0, infinity 0xfe ---- */
 
 TE__BOTH float te__e8m0_to_f32(uint8_t c) {
     return te__bits_f32(c == 0 ? 0x400000u : c == 0xffu ? 0x7fffffffu : (uint32_t)c << 23);

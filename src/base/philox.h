@@ -1,19 +1,19 @@
-/* base/philox.h: the random numbers of Philox4x32 (ten rounds unless a number is given), and the uniform and normal
- * distributions drawn from them. The host and kernels compile this header and get the same bits. It may use numbers.h
- * and nothing else.
+/* base/philox.h: random numbers of Philox4x32 (ten rounds by default), with uniform and normal distributions. The host
+ * and kernels get equal bits. This file may use numbers.h alone.
  *
  * Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
  *
- * Two compilers give equal bits only if neither of them may rearrange the arithmetic. For example, some compilers would
- * fuse a plain a * b + c and others would not. So each float operation here is one of three: an exact one (a conversion
- * of a small integer, a product with a power of two), an explicit fused multiply-add, or the correctly rounded square
- * root. */
+ * For equal bits, no compiler may rearrange the arithmetic: some would fuse a plain a * b + c, others not. So each
+ * float operation is one of three:
+ *     exact: a conversion of a small integer, or a product with a power of two
+ *     an explicit fused multiply-add
+ *     the correctly rounded square root */
 #ifndef TE__PHILOX_H
 #define TE__PHILOX_H
 
 #if defined(__MINGW32__) && !defined(__FMA__) && !defined(__ARM_FEATURE_FMA)
-/* Replaces fmaf on MinGW, whose own fmaf rounds twice. The product is exact in double. The sum is rounded to odd in
- * double, so the final rounding to float is correct. */
+/* Replaces MinGW's fmaf, which rounds twice. The product is exact in double. The sum is rounded to odd, so rounding to
+ * float is correct. */
 static inline float te__exact_fmaf(float a, float b, float c) {
     volatile double product = (double)a * b, sum = product + c; /* volatile makes the x87 round to 64 bits too */
     volatile double back = sum - product, error = (product - (sum - back)) + (c - back);
@@ -45,8 +45,7 @@ TE__BOTH void te__philox_round(uint32_t c[4], uint32_t k0, uint32_t k1) {
 }
 #define TE__PHILOX_STEP0 0x9E3779B9u /* added to the key's halves after each round */
 #define TE__PHILOX_STEP1 0xBB67AE85u
-/* Computes four random words for (seed, offset, block). The key is seed. The lower half of the counter is block, the
- * upper half is offset. */
+/* Computes four random words. The key is seed. The counter's lower half is block, its upper half offset. */
 TE__BOTH void te__philox_rounds(int rounds, uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     out[0] = (uint32_t)block, out[1] = (uint32_t)(block >> 32), out[2] = (uint32_t)offset,
@@ -60,8 +59,7 @@ TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_
     te__philox_rounds(10, seed, offset, block, out);
 }
 
-/* Applies a random state in device memory, which is {seed, offset}: replaces *seed by the state's seed, and adds the
- * state's offset to *offset. Does nothing if state is NULL. */
+/* Applies a random state in device memory, {seed, offset}: replaces *seed, and adds to *offset. `state` may be NULL. */
 TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) {
     const uint64_t *words = (const uint64_t *)state;
     if (!words) return;
@@ -72,11 +70,11 @@ TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) 
 /* Returns a number in [0, 1), a multiple of 2^-24. */
 TE__BOTH float te__uniform01(uint32_t x) { return (float)(int32_t)(x >> 8) * 5.9604644775390625e-8f; }
 
-/* Returns ln u for 2^-100 < u <= 1, with a relative error of about 1e-7. u is written as 2^e (1 + f) with 1 + f in
- * [sqrt(1/2), sqrt(2)]. The polynomial is a Chebyshev fit of (ln(1 + f) - f) / f^2 on that interval. */
+/* Returns ln u for 2^-100 < u <= 1, with a relative error of about 1e-7. u = 2^e (1 + f), with 1 + f in [sqrt(1/2),
+ * sqrt(2)]. The polynomial is a Chebyshev fit of (ln(1 + f) - f) / f^2. */
 TE__BOTH float te__ln_unit(float u) {
-    uint32_t i = te__f32_bits(u) - 0x3f3504f3u + 0x3f800000u; /* the exponent bits of i are e + 127, with e such that 1
-                                                               * + f is at least sqrt(1/2) */
+    uint32_t i = te__f32_bits(u) - 0x3f3504f3u + 0x3f800000u; /* its exponent bits are e + 127, with e such that 1 + f
+                                                               * is at least sqrt(1/2) */
     int32_t e = (int32_t)(i >> 23) - 127;
     float f = te__bits_f32((i & 0x7fffffu) + 0x3f3504f3u) - 1.0f; /* exact */
     float q = 0.0878726542f;
@@ -91,9 +89,8 @@ TE__BOTH float te__ln_unit(float u) {
     return te__fma((float)e, 0.693147182f, te__fma(ff, q, f));
 }
 
-/* Computes the sine and the cosine of t / 2^32 turns. First the nearest quarter turn is subtracted in integers. The
- * rest x is in [-1/8, 1/8] turns. Polynomials in x^2 (Chebyshev fits) give sin(2 pi x) / x and
- * (cos(2 pi x) - 1) / x^2. */
+/* Computes the sine and the cosine of t / 2^32 turns. x, the rest after the nearest quarter turn, is in [-1/8, 1/8].
+ * Chebyshev fits in x^2 give sin(2 pi x) / x and (cos(2 pi x) - 1) / x^2. */
 TE__BOTH void te__sincos_turn(uint32_t t, float *s, float *c) {
     uint32_t quarter = (t + 0x20000000u) >> 30;
     float x = (float)(int32_t)(t - (quarter << 30)) * 2.3283064365386963e-10f;
@@ -112,9 +109,8 @@ TE__BOTH void te__sincos_turn(uint32_t t, float *s, float *c) {
     *c = (quarter + 1u) & 2u ? -b : b;
 }
 
-/* Computes two independent standard normal numbers from two random words (Box and Muller). The word a gives the radius:
- * it selects u, the middle of an interval 2^-32 wide in (0, 1], so a result is at most 6.77 in magnitude. The word b
- * gives the angle. */
+/* Computes two independent standard normal numbers (Box and Muller). a gives the radius, b the angle. u is the middle
+ * of an interval 2^-32 wide in (0, 1], so results are at most 6.77. */
 TE__BOTH void te__normal2(uint32_t a, uint32_t b, float out[2]) {
     float u = te__fma((float)a, 2.3283064365386963e-10f, 1.16415321826934814e-10f);
     float t = -2.0f * te__ln_unit(u);

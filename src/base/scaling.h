@@ -1,8 +1,7 @@
-/* base/scaling.h: computes scales from amaxes (per tensor, per block, MXFP8, NVFP4), and the place of the scales of
- * MXFP8 and NVFP4 in memory. The host and kernels compile this header and get the same bits. It may use numbers.h. It
- * must not depend on how elements lie in memory.
+/* base/scaling.h: computes scales from amaxes, and the index of MXFP8 and NVFP4 scales in memory. The host and kernels
+ * get equal bits. This file must not depend on how elements lie in memory.
  *
- * Each operation is one correctly rounded IEEE operation, in the order of TransformerEngine's kernels. te__mul_f32,
+ * Operations are correctly rounded IEEE operations in the order of TransformerEngine's kernels. te__mul_f32,
  * te__div_f32 and te__rcp_f32 keep compilers from fusing or approximating them. A caller that adds to a product must
  * use te__fma. */
 #ifndef TE__SCALING_H
@@ -34,9 +33,8 @@ TE__BOTH float te__rcp_f32(float a) {
 
 #define TE__F32_MAX 3.402823466e+38f
 
-/* Returns the factor by which a tensor or block is multiplied: fp8_max / amax. An amax below `epsilon` is replaced by
- * epsilon. An amax of 0, infinity or NaN gives 1. A quotient beyond f32 gives `limit`. power_of_two sets the mantissa
- * of the scale to 0. This only makes the scale smaller, so amax * scale still fits the format. */
+/* Returns the scale of a tensor or block: fp8_max / amax. An amax below `epsilon` counts as epsilon. An amax of 0,
+ * infinity or NaN gives 1. A quotient beyond f32 gives `limit`. power_of_two rounds the scale down. */
 TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float limit, int power_of_two) {
     float scale;
     if (amax < epsilon) amax = epsilon;
@@ -46,9 +44,8 @@ TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float l
     return power_of_two ? te__bits_f32(te__f32_bits(scale) & 0xff800000u) : scale;
 }
 
-/* Returns the E8M0 code of an MXFP8 scale. `amax` is that of the elements that share the scale. amax * fp8_max_inverse
- * is rounded to f32 before its exponent is rounded up. This hides the error of fp8_max_inverse: for E4M3 elements an
- * amax of 448 * 2^k gives exactly 2^k. */
+/* Returns the E8M0 code of the scale of MXFP8 elements. Rounding the product to f32 hides the error of fp8_max_inverse:
+ * with E4M3, an amax of 448 * 2^k gives exactly 2^k. */
 TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) {
     return te__f32_to_e8m0(te__mul_f32(amax, fp8_max_inverse));
 }
@@ -62,8 +59,7 @@ TE__BOTH float te__mxfp8_multiplier(uint8_t e) {
     return te__bits_f32(e == 0xffu ? 0x7fc00000u : e == 0xfeu ? 0x400000u : (uint32_t)(254 - e) << 23);
 }
 
-/* Returns S, the tensor scale of NVFP4. It maps a tensor's amax to 6 * code_max. code_max is the largest block scale,
- * 448 or 256. */
+/* Returns S, the tensor scale of NVFP4: S * amax = 6 * code_max. code_max is the largest block scale, 448 or 256. */
 TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
     float scale = te__div_f32(te__mul_f32(code_max, 6.0f), amax);
     if (!(scale < TE__F32_MAX)) scale = TE__F32_MAX;
@@ -76,8 +72,8 @@ TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
 TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale) {
     return te__f32_to_e4m3(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)));
 }
-/* Returns the block scale with which the block's amax becomes 6. With 1.5 times this scale the amax becomes 4
- * (4-over-6). The operations are rounded in another order than in te__nvfp4_block_code. */
+/* Returns the block scale that maps block_amax to 6; 1.5 times this scale maps block_amax to 4 (4-over-6).
+ * te__nvfp4_block_code rounds in another order. */
 TE__BOTH float te__nvfp4_base(float block_amax, float tensor_scale) {
     return te__mul_f32(te__div_f32(block_amax, 6.0f), tensor_scale);
 }
@@ -87,15 +83,15 @@ TE__BOTH float te__nvfp4_step(uint8_t block_code, float tensor_scale) {
     return te__mul_f32(te__e4m3_to_f32(block_code), te__rcp_f32(tensor_scale));
 }
 
-/* Returns S / d, the factor by which elements are multiplied before they are rounded. d is the block's scale. If its
- * code is 0, the factor is the largest f32; all codes of such a block decode to 0. */
+/* Returns S / d, the factor for elements before rounding; d is the block's scale. Code 0 gives the largest f32; all
+ * codes of such a block decode to 0. */
 TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
     float inverse = te__rcp_f32(te__nvfp4_step(block_code, tensor_scale));
     return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;
 }
 
-/* Returns the index of the scale of group number `group` of line number `line`. A line is a row or a column of the
- * matrix, and groups run along it.
+/* Returns the index of the scale of group number `group` of row or column number `line`. Groups go along the row or
+ * column.
  *   ld        number of elements from one row of scales to the next
  *   down      true: a row of scales has the scales of one group number, one for each line; false: it has the scales of
  *             one line, one for each group

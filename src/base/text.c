@@ -1,9 +1,7 @@
-/* base/text.c: a text that grows, and conversions of numbers to and from text that are the same in every locale. This
- * file may use the caller's allocator, and depends on nothing else. */
+/* base/text.c: a text that grows, and conversions of numbers to and from text that are the same in every locale. */
 
-/* A text that grows; `te__text t = TE_ZERO;` is an empty one. Any bytes may be added, and a NUL always follows them. If
- * memory runs out, the text stays as it is, ignores further additions, and `oom` stays true. So one check at the end is
- * enough. */
+/* A text that grows. `te__text t = TE_ZERO;` is an empty one. A NUL always follows the text. If memory runs out, `oom`
+ * stays true and additions are ignored. */
 typedef struct te__text {
     char *s; /* NULL until something is added; te__text_str returns "" then */
     size_t n, cap;
@@ -109,8 +107,7 @@ static inline void te__locale_point(char point[16]) {
     point[n] = 0;
 }
 
-/* Adds the number x to the text, with the fewest digits (6, 9, 15, 16 or 17) that read back as x. Infinities and NaN
- * become "inf", "-inf", "nan". */
+/* Adds the number x with the fewest digits (6, 9, 15, 16 or 17) that read back as x; or "inf", "-inf", "nan". */
 static inline void te__text_number(te__text *t, double x) {
     static const int digits[5] = {6, 9, 15, 16, 17};
     char number[64] = "nan", point[16];
@@ -130,9 +127,8 @@ static inline void te__text_number(te__text *t, double x) {
     te__text_put(t, p + strlen(point));
 }
 
-/* Reads a decimal number, such as "-12", "1.5" or "+2e-3", at the start of the n bytes s, and rounds it
- * correctly. Returns the number of bytes read; 0 if there is no number. Hexadecimal, "inf", "nan" and white space do
- * not count as numbers. */
+/* Reads a decimal number, such as "-12" or "+2e-3", at the start of s, rounded correctly. Returns the number of bytes
+ * read; 0 for hexadecimal, "inf", "nan" and white space. */
 static inline size_t te__read_number(const char *s, size_t n, double *value) {
     size_t i = 0, point_at = 0, digits = 0;
     bool point = false;

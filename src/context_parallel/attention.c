@@ -1,16 +1,13 @@
-/* context_parallel/attention.c: attention over sequences that ranks share. This file may call the operations of
- * attention and the exchanges of context_parallel/exchange.c. It must not depend on modules.
+/* context_parallel/attention.c: attention over sequences that ranks share. This file must not depend on modules.
  *
- * Attention is computed in pieces. A piece is the attention of some queries of this rank to some keys.
- * te_op_context_merge merges the outputs of the pieces in f32. The backward pass needs no output of a single piece: the
- * gradients of a piece follow from the whole output and the whole LSE. */
+ * A piece is the attention of some queries of this rank to some keys. te_op_context_merge merges the pieces' outputs in
+ * f32. The backward pass of a piece needs only the merged output and LSE. */
 
 /* ---- pieces ---- */
 
 /* The state of one call of te_attention. It is recorded for te_backward. */
 typedef struct te__context_attention {
-    te_op_attn_fwd_args args; /* te__context_backward replaces the tensors in `args` by those that were saved for the
-                               * backward pass */
+    te_op_attn_fwd_args args; /* te__context_backward replaces its tensors by the saved ones */
     te__context context;
     bool causal, packed;
     int seq; /* index of the dimension of tokens */
@@ -19,8 +16,7 @@ typedef struct te__context_attention {
 /* One piece of attention: queries of this rank with keys of rank `owner` of the ring, or with gathered keys. */
 typedef struct te__context_piece {
     te_context_chunks q, kv;
-    int owner, up_to;           /* up_to: with TE_CHUNKS_UP_TO, the piece has this many chunks of keys from the first
-                                 * one on; 0: all chunks */
+    int owner, up_to;           /* with TE_CHUNKS_UP_TO, the number of chunks of keys, counted from the first; 0: all */
     int64_t first_key, num_keys; /* the range of gathered keys in a sequence (not used if packed) */
     te_attn_mask mask;
     te_window window;
@@ -32,8 +28,7 @@ static int te__context_pieces(const te__context_attention *s) {
     return s->causal || s->args.rule.window.on ? 2 : 1;
 }
 
-/* Returns piece number `i`. `length` is the length of a whole sequence of gathered keys; it is not used if the
- * sequences are packed. */
+/* Returns piece number `i`. `length` is the length of a sequence of gathered keys; packed sequences do not use it. */
 static te__context_piece te__context_piece_of(const te__context_attention *s, int i, int64_t length) {
     const int ranks = te__group_size(s->context.ring), rank = te__group_rank(s->context.ring);
     const te_attn_mask none = s->packed ? TE_MASK_PADDING : TE_MASK_NONE;
@@ -55,11 +50,10 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     if (s->packed || !p.window.on) {
         p.mask = s->packed ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL_BOTTOM_RIGHT;
         p.num_keys = length / (2 * ranks) * p.up_to;
-    } else { /* keys outside of the window are cut off at both ends. The window's bounds are shifted, since the
-              * diagonal now begins at first_key */
+    } else { /* Cuts off the keys outside of the window. The bounds shift, since the diagonal now begins at first_key */
         const int64_t chunk = length / (2 * ranks), at = chunk * (p.up_to - 1);
-        p.window.left = te__min(p.window.left, length); /* limited, since a window may have any size, and the sums below
-                                                         * must not overflow */
+        p.window.left = te__min(p.window.left, length); /* A window may have any size. The sums below must not
+                                                         * overflow */
         p.window.right = te__min(p.window.right, length);
         p.first_key = te__max(0, at - p.window.left);
         p.num_keys = te__min(length, at + chunk + p.window.right) - p.first_key;
@@ -70,8 +64,7 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     return p;
 }
 
-/* Returns the part of x along `dim` that `chunks` names: the first half, the second half, or all of x. x may be
- * NULL. */
+/* Returns the part of x (or NULL) along `dim` that `chunks` names: the first half, the second half, or all. */
 static te_tensor *te__context_part(te_tensor *x, int dim, te_context_chunks chunks) {
     const int64_t half = x ? x->shape[dim] / 2 : 0;
     return !x || (chunks != TE_CHUNKS_FIRST && chunks != TE_CHUNKS_SECOND)
@@ -91,8 +84,8 @@ static te_tensor *te__context_sums(const te__context_attention *s, const te__con
     return s->packed ? lse : te__context_part(lse, 2, p->q);
 }
 
-/* Computes which packed queries or keys of rank `rank` belong to a piece. Replaces *cu by the running sums of each
- * sequence's length within the piece, and *padded by the first row that each sequence has in the piece. */
+/* Computes which packed rows of rank `rank` belong to a piece. *cu becomes the running sums of the sequences' lengths
+ * in the piece, *padded their first rows. */
 static te_result te__context_lengths(const te__context_attention *s, int rank, te_context_chunks chunks, te_tensor **cu,
                                      te_tensor **padded) {
     te_op_context_lengths_args a = TE_ZERO;
@@ -108,16 +101,16 @@ static te_result te__context_lengths(const te__context_attention *s, int rank, t
     *padded = a.starts;
     return a.lengths && a.starts ? te_op_context_lengths(te, &a) : te_error_code(te);
 }
-/* Returns an upper bound of the lengths that te__context_lengths computes. `longest` is the length of the longest whole
- * sequence. If there is padding between sequences (`padded`), the bound stays `longest`. */
+/* Returns an upper bound of the lengths that te__context_lengths computes. `longest` is the longest whole sequence, and
+ * the bound if there is padding between sequences (`padded`). */
 static int64_t te__context_longest(const te__context_attention *s, te_context_chunks chunks, int64_t longest,
                                    const te_tensor *padded) {
     const int64_t chunk = te__div_up(longest, 2 * te__group_size(s->context.ring));
     return padded || chunks == TE_CHUNKS_UP_TO ? longest : chunks == TE_CHUNKS_BOTH ? 2 * chunk : chunk;
 }
 
-/* Returns a view of a part of `bias`: the rows of the queries of piece p, and the columns of the keys in the first
- * (i = 0) or second (i = 1) chunk of rank p->owner. `bias` has a column for each key of a whole sequence. */
+/* Returns a view of `bias`, which has a column for each key of a whole sequence. Rows: the queries of piece p. Columns:
+ * chunk i (0 or 1) of rank p->owner. */
 static te_tensor *te__context_columns(const te__context_attention *s, const te__context_piece *p, te_tensor *bias,
                                       int i) {
     const int ranks = te__group_size(s->context.ring);
@@ -150,8 +143,8 @@ static te_tensor *te__context_bias_part(const te__context_attention *s, const te
     return part ? te__checked(part, te__context_bias(s, p, bias, part, false)) : NULL;
 }
 
-/* Fills in the args for the forward pass of piece number `i`, except the outputs. k and v are those of rank p->owner,
- * or those of all ranks if keys are gathered. */
+/* Fills in the args of the forward pass of piece number `i`, except the outputs. k and v are those of rank p->owner, or
+ * gathered ones. */
 static te_result te__context_open(const te__context_attention *s, const te__context_piece *p, int i, te_tensor *q,
                                   te_tensor *k, te_tensor *v, te_op_attn_fwd_args *a) {
     te_attn_rule *x = &a->rule;
@@ -213,8 +206,7 @@ static te_result te__context_attend(const te__context_attention *s, int i, te_te
     return result == TE_OK ? te__context_join(s->args.format, a.o, a.lse, a.max_logit, out, sums, max_logit) : result;
 }
 
-/* Tensors of this rank's queries. The backward pass of every piece reads q, o, lse and d_o, and adds to the gradients
- * dq and dbias. */
+/* Tensors of this rank's queries. Each piece's backward pass reads q, o, lse and d_o, and adds to dq and dbias. */
 typedef struct te__context_grads {
     te_tensor *q, *o, *lse, *d_o, *dq, *dbias; /* dq is f32; dbias is NULL if it is not wanted */
 } te__context_grads;
@@ -256,8 +248,7 @@ static te_result te__context_differentiate(const te__context_attention *s, int i
 
 /* ---- all pieces ---- */
 
-/* Gathers the keys and values of all ranks of the ring, and puts their rows in the order of the tokens in the
- * sequences. */
+/* Gathers the keys and values of the ring, with rows in the order of the tokens in the sequences. */
 static te_result te__context_gather(const te__context_attention *s, te_tensor *const own[2], te_tensor *whole[2],
                                     te_result result) {
     te_group *ring = s->context.ring;
@@ -282,8 +273,7 @@ static te_result te__context_gather(const te__context_attention *s, te_tensor *c
     }
     return result;
 }
-/* Sums `whole`, the gradients of the keys and values of all ranks, over the ranks. dx[i] becomes this rank's part of
- * the sum, in the dtype of own[i]. */
+/* Sums the gradients `whole` over the ranks. dx[i] becomes this rank's part of the sum, in the dtype of own[i]. */
 static te_result te__context_scatter(const te__context_attention *s, te_tensor *const own[2], te_tensor *const whole[2],
                                      te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
@@ -305,8 +295,8 @@ static te_result te__context_scatter(const te__context_attention *s, te_tensor *
     return result;
 }
 
-/* Makes the tensors pair[0] and pair[1] with the shapes of like[0] and like[1]. Their format is `dtype`, or the format
- * of like[i] if `dtype` is 0. If `zero` is true, they are filled with 0. pair[i] is NULL if memory runs out. */
+/* Makes pair[i] with the shape of like[i] and the given dtype (0: that of like[i]). If `zero` is true, fills pair[i]
+ * with 0. pair[i] is NULL if memory runs out. */
 static void te__context_pair(te_tensor *const like[2], te_dtype dtype, bool zero, te_tensor *pair[2]) {
     int i;
     for (i = 0; i < 2; i++)
@@ -315,8 +305,8 @@ static void te__context_pair(te_tensor *const like[2], te_dtype dtype, bool zero
                            : te__empty_like(like[i], dtype ? dtype : like[i]->dtype);
 }
 
-/* Computes the attention of q to the keys of all ranks of the ring. On entry o (f32) must be zero, and lse and
- * max_logit (which may be NULL) must be -inf. */
+/* Computes the attention of q to the keys of the ring. On entry o (f32) must be zero, and lse and max_logit (may be
+ * NULL) -inf. */
 static te_result te__context_ring_forward(const te__context_attention *s, te_tensor *q, te_tensor *const kv[2],
                                           te_tensor *o, te_tensor *lse, te_tensor *max_logit, te_result result) {
     te_group *ring = s->context.ring;
@@ -342,8 +332,8 @@ static te_result te__context_ring_forward(const te__context_attention *s, te_ten
     return te__context_agree(ring, result);
 }
 
-/* Computes the gradients of all pieces (te__context_piece). The gradients of keys and values are passed around the ring
- * together with the keys and values. At the end they are at the rank that owns the keys, which stores them in dx. */
+/* Computes the gradients of all pieces. The gradients of keys and values travel around the ring, and end at the rank
+ * that owns the keys. */
 static te_result te__context_ring_backward(const te__context_attention *s, const te__context_grads *g,
                                            te_tensor *const kv[2], te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
@@ -388,8 +378,7 @@ static te_result te__context_ring_backward(const te__context_attention *s, const
 
 enum { TE__CONTEXT_INPUTS = TE__ATTENTION_INPUTS, TE__CONTEXT_SAVED = TE__ATTENTION_SAVED };
 
-/* Sets cu[0..2] to the tensors that hold the first row of each sequence in q, k and v; to NULL if the sequences are not
- * packed. */
+/* Sets cu[0..2] to the first rows of the sequences in q, k and v, or to NULL if the sequences are not packed. */
 static void te__context_starts(const te_attn_rule *x, te_tensor *cu[3]) {
     cu[0] = x->cu_seqlens_q_padded ? x->cu_seqlens_q_padded : x->cu_seqlens_q;
     cu[1] = cu[2] = x->cu_seqlens_kv_padded ? x->cu_seqlens_kv_padded : x->cu_seqlens_kv;
@@ -430,8 +419,8 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
         a.d_o = d_o;
         result = te__attention_made(&a, needs) ? te_op_attn_bwd(te, &a) : te_error_code(te);
         memcpy(d, all, sizeof(d));
-        if (needs[4] && result == TE_OK) { /* dx[4], the gradient of softmax_offset, is 0 except for this rank's heads:
-                                            * other ranks compute the gradients of their heads */
+        if (needs[4] && result == TE_OK) { /* dx[4], the gradient of softmax_offset, is 0 outside of this rank's heads:
+                                            * other ranks compute those */
             dx[4] = te__empty_1d(te, TE_F32, heads * te__group_size(c->heads));
             result = dx[4] ? te_tensor_fill(dx[4], 0.0) : te_error_code(te);
             if (result == TE_OK)
@@ -443,9 +432,8 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
     return result;
 }
 
-/* Runs the forward pass. On entry parts[0..2] are q, k and v of this rank's tokens. On return they are the tensors that
- * this rank's attention has read; the backward pass needs them. *o receives the output of this rank's tokens. If
- * `result` is a failure, no tensor is read, and the other ranks are told of the failure. */
+/* Computes the forward pass. parts[0..2] are q, k and v of this rank's tokens, and become the tensors for the backward
+ * pass. *o becomes the output of this rank's tokens. If `result` is a failure, only tells the other ranks. */
 static te_result te__context_forward(te__context_attention *s, te_tensor *parts[3], te_tensor *max_logit, te_tensor **o,
                                      te_result result) {
     const te__context *c = &s->context;
@@ -489,15 +477,14 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     *o = a->o;
     if (result == TE_OK && own_max != max_logit) {
         result = te__all_gather(c->heads, own_max, max_logit);
-        if (result != TE_OK) return result; /* te__all_gather then fails on all ranks of the group, so no rank
-                                             * waits in the next exchange */
+        if (result != TE_OK) return result; /* te__all_gather fails on all ranks, so no rank waits in the next
+                                             * exchange */
     }
     return te__context_heads(c, o, cu, 1, a->format, true, result);
 }
 
-/* Compares the calls of all ranks before the first exchange. `result` is a failure that this rank had before, or TE_OK.
- * If one rank fails, all ranks fail, and none of them begins the exchanges. *compared becomes true if the calls were
- * compared. */
+/* Compares the calls of all ranks before the first exchange. If one rank fails, all ranks fail. `result` is this rank's
+ * result so far. *compared: the calls were compared. */
 static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attn_desc *d,
                                    te_result result, bool *compared) {
     te_group *const groups[2] = {c->heads, c->ring};
@@ -523,11 +510,12 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
     return result;
 }
 
-/* Computes te_attention of this rank's tokens q, k, v with the keys of all ranks of *c. All ranks must call it.
- * cu_seqlens and max_seqlen are those of whole sequences. A bias has the rows of this rank's queries, and columns for
- * all keys in the order of the sequence. max_logit is the maximum over all ranks. `result` is a failure that this rank
- * had before the call, or TE_OK; the other ranks are told of a failure. The gradient of softmax_offset covers this
- * rank's heads only. */
+/* Computes te_attention of this rank's tokens q, k, v to the keys of all ranks of *c. All ranks must call this
+ * function.
+ * cu_seqlens and max_seqlen are those of whole sequences. A bias has this rank's rows and a column for each key, in
+ * sequence order.
+ * `result` is this rank's result so far; the other ranks learn of a failure.
+ * max_logit is the maximum over all ranks. The gradient of softmax_offset covers this rank's heads only. */
 static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attn_desc *desc, te__context *c,
                                             te_result result) {
     te_ctx *te = c->heads ? c->heads->te : c->ring->te;
@@ -546,9 +534,9 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
     s.seq = te__attn_seq_dim(desc->format);
     a->format = desc->format;
     a->rule = desc->rule;
-    if (a->rule.window.left < 0) a->rule.window.on = false; /* A negative left bound stands only in the windows
-                                                             * {left -1, right 0} with a causal mask and {-1, -1}.
-                                                             * They hide only keys that the mask hides. */
+    if (a->rule.window.left < 0) a->rule.window.on = false; /* Only {-1, -1}, and {-1, 0} with a causal mask, have a
+                                                             * negative left bound. They hide only keys that the mask
+                                                             * hides. */
     if (result == TE_OK && a->rule.core_attention_bias) {
         a->rule.core_attention_bias = te_tensor_detach(a->rule.core_attention_bias);
         if (!a->rule.core_attention_bias) result = te_error_code(te);
@@ -557,8 +545,8 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
         parts[i] = te_tensor_contiguous(te_tensor_detach(q_k_v[i]));
         if (!parts[i]) result = te_error_code(te);
     }
-    if (result == TE_OK && a->rule.dropout_p > 0.0f) { /* each rank has its own offsets, so ranks with the same seed
-                                                        * drop different elements */
+    if (result == TE_OK && a->rule.dropout_p > 0.0f) { /* each rank has its own offsets, so that ranks drop different
+                                                        * elements */
         const uint64_t pieces = (uint64_t)te__context_pieces(&s);
         te__draw draw = te__rng_draw(te, pieces * (uint64_t)te__context_size(c));
         a->seed = draw.seed;

@@ -1,5 +1,5 @@
-/* context_parallel/batch.c: pads batches for ranks that share sequences, divides them among the ranks, and joins them
- * again. This file may use the order of tokens in context_parallel/exchange.c. It must not depend on attention. */
+/* context_parallel/batch.c: pads batches, divides them among ranks that share sequences, and joins them again. This
+ * file must not depend on attention. */
 
 /* ---- this rank's part of a batch, and the whole batch ---- */
 
@@ -27,9 +27,8 @@ static int te__batch_dim(const te_tensor *x, const te_cp_batch *b, const char *w
     }
     return dim;
 }
-/* Returns the map that reorders the rows of a whole batch. The batch has `part` times as many rows as x. If part is 1,
- * the map is from the order in the sequences to the order of the ranks (all rows of rank 0, then of rank 1 ...);
- * otherwise it is the reverse. */
+/* Returns the map that reorders the rows of the whole batch, which has `part` times the rows of x. `part` 1: from
+ * sequence order to rank order; else the reverse. */
 static te_tensor *te__batch_map(const te_tensor *x, const te_cp_batch *b, int dim, int ranks, int part) {
     te__context_order order = te__context_order_of(ranks, 1, part == 1);
     const int64_t sequences = dim == 1 ? x->shape[0] : 1;
@@ -121,9 +120,8 @@ TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t 
 
 /* ---- padding ---- */
 
-/* Checks cu_seqlens and returns a copy of it in host memory. Sets *n to the number of sequences. All sequences together
- * may have at most `tokens` tokens. The caller must free the copy, which has *n + 1 numbers. Returns NULL after
- * an error. */
+/* Returns cu_seqlens as *n + 1 numbers in host memory; the caller frees them. *n becomes the number of sequences.
+ * Checks that they have at most `tokens` tokens in total. NULL after an error. */
 static int32_t *te__batch_starts(te_tensor *cu, int64_t tokens, int64_t factor, const char *who, int64_t *n) {
     te_ctx *te = cu->te;
     int32_t *host;
@@ -188,8 +186,7 @@ static te_result te__batch_fits(te_ctx *te, int64_t total, int64_t factor, const
         (long long)total, (long long)factor);
 }
 
-/* Returns a tensor [total] with the sequences of x. The number `pad` is added to the end of each sequence until its
- * length is a multiple of `factor`. */
+/* Returns a tensor [total] with the sequences of x, each padded at its end with `pad` to a multiple of `factor`. */
 static te_tensor *te__batch_pad(te_tensor *x, const int32_t *starts, int64_t n, int64_t factor, int64_t total,
                                 int64_t pad) {
     te_ctx *te = x->te;

@@ -1,20 +1,17 @@
 /* context_parallel/exchange.c: divides the tokens of a sequence among ranks, and exchanges heads, keys and values
- * between the ranks (TransformerEngine: context parallelism). This file may call groups and operations. It must not
- * depend on attention.
+ * (TransformerEngine: context parallelism). This file must not depend on attention.
  *
- * A sequence is divided into 2 n chunks of equal length. Rank r of n has the chunks r and 2 n - 1 - r, in this order.
- * So all ranks have the same work under a causal mask. There are two exchanges:
+ * A sequence has 2 n chunks of equal length. Rank r of n has the chunks r and 2 n - 1 - r, in this order. So all ranks
+ * have equal work under a causal mask. There are two exchanges:
  *
- *     heads    the ranks exchange heads for tokens (a2a). Then each rank has all tokens of its `heads` group, but
- *              only a part of the heads
- *     ring     each rank passes keys and values to the next rank (p2p), and attends to the keys of one rank at a time.
- *              With all_gather, each rank instead gathers all keys and values at once
+ *     heads    The ranks exchange heads for tokens (a2a). Each rank then has all tokens of its `heads` group, but
+ *              only some of the heads.
+ *     ring     Each rank passes keys and values to the next rank (p2p). With all_gather, each rank gathers all keys
+ *              and values at once.
  *
- * If both are used, heads are exchanged first. The ranks r of one `heads` group are consecutive. Their chunks
- * together are the two (longer) chunks of one rank of `ring`.
+ * With both exchanges, heads come first. The ranks of a `heads` group then hold the two chunks of one rank of `ring`.
  *
- * A rank that fails still takes part in every exchange, without a tensor, so that no other rank waits for it. At the
- * end all ranks of a ring know whether any rank has failed. */
+ * A rank that fails still takes part in every exchange, without a tensor, so that no other rank waits for it. */
 
 typedef struct te__context {
     te_group *heads, *ring; /* borrowed. A group that is NULL or has one rank exchanges nothing */
@@ -38,11 +35,11 @@ static int te__context_rank(const te__context *c) {
 
 /* ---- tokens in the order of sequences ---- */
 
-/* A permutation between two orders of rows: the order of the ranks (all rows of rank 0, then of rank 1 ...) and the
- * order of the sequences (all rows of sequence 0 by position, then of sequence 1 ...). */
+/* A permutation between rank order (all rows of rank 0, then of rank 1 ...) and sequence order (all rows of sequence 0,
+ * then of sequence 1 ...). */
 typedef struct te__context_order {
-    int ranks, share; /* `ranks`: the number of ranks. `share`: these ranks together have 1 / `share` of each sequence,
-                       * so the offsets in `cu` are divided by `share` */
+    int ranks, share; /* The `ranks` ranks together have 1 / `share` of each sequence, so the offsets in `cu` are
+                       * divided by `share` */
     bool inverse;     /* true: from the order of the sequences to the order of the ranks; false: the reverse */
     te_tensor *map;   /* the last result of te__context_map, kept for the next call with the same `cu` */
     const te_tensor *cu;
@@ -56,8 +53,7 @@ static te__context_order te__context_order_of(int ranks, int share, bool inverse
     return order;
 }
 /* Returns a permutation as i32 [rows]: entry i is the new index of row i. `rows` counts the rows of all ranks. `cu` has
- * the offsets at which the sequences start; if it is NULL, there are `sequences` sequences of equal length. Returns
- * NULL after an error. */
+ * the sequences' first rows. If `cu` is NULL, all sequences have equal length. NULL after an error. */
 static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t rows, int64_t sequences,
                                   te_tensor *cu) {
     te_op_context_rows_args a = TE_ZERO;
@@ -97,8 +93,8 @@ static te_tensor *te__context_moved(te_tensor *x, te_tensor *map, int ndim, cons
 
 /* ---- heads for tokens ---- */
 
-/* Does an all-to-all of each in[i] into out[i]. `result` is this rank's result so far. If it is a failure, nothing is
- * exchanged, and the other ranks fail too. */
+/* Does an all-to-all of each in[i] into out[i]. If `result`, this rank's result so far, is a failure, the other ranks
+ * fail too. */
 static te_result te__context_exchange(te_group *group, te_tensor *const *in, te_tensor *const *out, int n,
                                       te_result result) {
     int i;
@@ -113,9 +109,8 @@ static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t
     int64_t shape[3] = {a, b, numel / te__max(1, a * b)};
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
 }
-/* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of the group c->heads, H / ranks, d].
- * `format` may be any layout. If `back` is true, does the reverse. cu[i] has the token offset of each sequence of x[i];
- * these offsets count padding, too. */
+/* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of c->heads, H / ranks, d]. `back`: the
+ * reverse. cu[i] has each sequence's first token, counting padding. */
 static te_result te__context_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
                                    te_qkv_format format, bool back, te_result result) {
     const int ranks = te__group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
@@ -153,8 +148,8 @@ static te_result te__context_heads(const te__context *c, te_tensor **x, te_tenso
 
 /* ---- the ring ---- */
 
-/* Sends the two tensors of `out` to the next rank, and receives those of `in` from the previous one. Even ranks send
- * first and odd ranks receive first, since a send may wait for the receiver. */
+/* Sends the tensors `out` to the next rank, and receives `in` from the previous one. Sends may wait for receivers, so
+ * odd ranks receive first. */
 static te_result te__context_pass(te_group *group, te_tensor *const out[2], te_tensor *const in[2], te_result result) {
     const int size = te__group_size(group), rank = te__group_rank(group), next = (rank + 1) % size,
               last = (rank + size - 1) % size;
@@ -173,8 +168,8 @@ static te_result te__context_pass(te_group *group, te_tensor *const out[2], te_t
         }
     return result;
 }
-/* Returns a failure on all ranks if `result` is a failure on any rank. If group->refuse is NULL, ranks cannot report
- * failures to each other; then this function returns `result`. */
+/* Returns a failure on all ranks if `result` is a failure on any rank. Without group->refuse, ranks cannot tell each
+ * other; then returns `result`. */
 static te_result te__context_agree(te_group *group, te_result result) {
     if (te__is_alone(group) || !group->refuse) return result;
     return result == TE_OK ? te_barrier(group) : te__refuse(group, TE__BARRIER, result);

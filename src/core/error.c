@@ -1,5 +1,5 @@
-/* core/error.c: keeps a context's first error, writes the log, allocates host memory. This file may use the context. It
- * must not depend on the kind of device. */
+/* core/error.c: keeps a context's first error, writes the log, allocates host memory. This file must not depend on the
+ * kind of device. */
 
 static void te__log_text(te_ctx *te, te_log_level level, const char *text) {
     if (!te || level > te->log_level) return;
@@ -33,14 +33,12 @@ static const char te__no_memory_text[] = "out of host memory";
 
 /* Marks the current training step, if there is one, as failed, because one of its calls has failed. */
 static void te__step_fails(te_ctx *te) { te->step_failed = te->step_failed || te->in_step; }
-/* Ends the training step, so that te_clear_error no longer undoes its changes. Does nothing during a capture or a
- * warm-up, because no step runs there. */
+/* Ends the training step: te_clear_error no longer undoes its changes. A capture or a warm-up contains no step. */
 static void te__step_ends(te_ctx *te) {
     if (!te->capture && !te->warming) te->in_step = te->step_failed = false;
 }
 
-/* Keeps the first error and returns `code`. A later error is a consequence of the first one and goes only to the debug
- * log. */
+/* Keeps the first error and returns `code`. Later errors go only to the debug log. */
 TE_PRINTF(3, 0) static te_result te__vfail(te_ctx *te, te_result code, const char *format, va_list args) {
     char text[4096];
     size_t used = 0, size;
@@ -114,8 +112,8 @@ static te_result te__refuse_hook(te_ctx *te, const char *what) {
                     what);
 }
 
-/* Returns whether this process is a forked child of the process that made the context. The context's threads and the
- * driver's state do not exist in such a child. */
+/* Returns whether this process is a forked child of the context's process. The context's threads and the driver's state
+ * do not exist there. */
 static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
 static te_result te__refuse_fork(te_ctx *te) {
     if (!te__is_forked(te)) return TE_OK;
@@ -134,8 +132,8 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* Checks r, the number that the program's callback `function` has returned. TE_OK and error codes are returned
- * unchanged. Any other number is an error. `of` is the name of the object that has the callback, or NULL. */
+/* Returns r, the result of the program's callback `function`; a number that is no te_result becomes an error. `of` is
+ * the name of the callback's object, or NULL. */
 static te_result te__returned(te_ctx *te, te_result r, const char *function, const char *of) {
     if ((int)r >= 0 && (int)r < TE_RESULT_COUNT) return r;
     return te__fail(te, TE_ERR_INVALID,
@@ -143,8 +141,7 @@ static te_result te__returned(te_ctx *te, te_result r, const char *function, con
                     of ? " of \"" : "", of ? of : "", of ? "\"" : "", (int)r);
 }
 
-/* Waits for kernels that are still being compiled, so that te_ok and te_error can report a failure of the
- * compilation. */
+/* Waits for kernels that are being compiled, and so finds errors of compilation. */
 static void te__settle(const te_ctx *te) {
     if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
 }
@@ -162,8 +159,7 @@ TE_API const char *te_error(const te_ctx *te) {
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
-/* Returns the code of the first error. This may wait for kernels that are being compiled. To test for an error without
- * waiting, the library reads te->error_code. */
+/* Returns the code of the first error. May wait for kernels that are being compiled; te->error_code does not. */
 TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
     te__settle_error(te);
     return te ? te->error_code : TE_ERR_STATE;
@@ -177,8 +173,7 @@ TE_API void te_clear_error(te_ctx *te) {
     if (!te) return;
     te__settle(te); /* earlier calls may still fail; their errors are cleared too */
     te__forget_error(te);
-    /* an error of te__undo_step is dropped here: the next step tries again to undo the failed step, and reports the
-     * error */
+    /* drops an error of te__undo_step: the next step tries again and reports it */
     if (te->step_failed && !te->capture && te__undo_step(te) != TE_OK) te__forget_error(te);
 }
 
@@ -203,8 +198,8 @@ static void te__raw_free(const te_allocator *a, void *p, size_t bytes) {
         free(p);
 }
 
-/* The header in front of every piece of memory that te__try_alloc and te__alloc return. Header and memory are aligned
- * to 16 bytes. The headers form a list, so that te_ctx_destroy can free all memory that is still allocated. */
+/* The header in front of all memory from te__try_alloc and te__alloc, aligned to 16 bytes. te_ctx_destroy frees the
+ * list of headers. */
 struct te__block {
     union {
         struct {

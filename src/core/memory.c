@@ -1,9 +1,8 @@
-/* core/memory.c: the caching pool of device memory, the arenas of graphs, and reference-counted buffers. The memory of
- * a buffer comes from the pool or from an arena. This file may use the device only through te__device.
+/* core/memory.c: the caching pool of device memory, the arenas of graphs, and buffers. This file may use the device
+ * only through te__device.
  *
- * All operations of a context run on its own stream, one after another, so a released block may be handed out again at
- * once. If another stream has used the block, an event on that stream marks the end of the use, and the block is handed
- * out only after this event. */
+ * The operations of a context run one after another, so a released block is free at once. If another stream has used
+ * the block, it is free after an event on that stream. */
 
 static te_result te__device_enter(te_ctx *te, bool *entered) {
     te_result result;
@@ -18,8 +17,8 @@ static void te__device_leave(te_ctx *te, bool entered) {
     if (entered) te->device->leave(entered);
 }
 
-/* Rounds `bytes` up to a multiple of a step. The step is an eighth of the power of two at or above `bytes`, but at
- * least 512 bytes. So there are few different capacities, and less than a fifth of a large block is wasted. */
+/* Rounds `bytes` up to a multiple of `step`: an eighth of the next power of two, at least 512. A large block wastes
+ * less than a fifth. */
 static size_t te__pool_capacity(size_t bytes) {
     size_t step = 512;
     while (step * 8 < bytes) step *= 2;
@@ -81,8 +80,8 @@ static te_result te__pool_fail(te_ctx *te, size_t bytes) {
                     te__bytes_text(te->pool.stats.allocated, held));
 }
 
-/* Takes a block out of the pool. Its capacity is at least *want and at most a quarter more. Sets *want to this
- * capacity. Returns NULL if there is no such block. */
+/* Takes a block of *want to 5/4 *want bytes out of the pool. Sets *want to its capacity. Returns NULL if there is
+ * none. */
 static void *te__pool_take(te__pool *pool, size_t *want) {
     size_t most = *want + *want / 4;
     int i = te__pool_find(pool, *want);
@@ -98,8 +97,7 @@ static void *te__pool_take(te__pool *pool, size_t *want) {
     return NULL;
 }
 
-/* Returns the index of the list of blocks of this capacity, and makes the list if it is missing. Returns -1 if there is
- * no host memory. */
+/* Returns the index of the list for this capacity, which may be new. Returns -1 without host memory. */
 static int te__pool_list(te_ctx *te, te__pool *pool, size_t capacity) {
     int i = te__pool_find(pool, capacity);
     if (i < pool->num_lists && pool->lists[i].capacity == capacity) return i;
@@ -129,22 +127,19 @@ static bool te__pool_put(te_ctx *te, te__pool *pool, void *data, size_t capacity
     pool->lists[i].first = b;
     return true;
 }
-/* Adds a free block to the context's pool. This never fails: if there is no host memory, the block goes back to the
- * device. */
+/* Adds a free block to the context's pool. Never fails: without host memory, the block goes back to the device. */
 static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
     if (te__pool_put(te, &te->pool, data, capacity)) return;
     te->device->release(te, data, capacity);
     te->pool.stats.reserved -= capacity;
 }
 
-/* Takes back a released block that another stream may use until the event `used` has passed. Takes over the caller's
- * reference to `used`. */
+/* Takes back a released block, and the reference to `used`. Another stream may use the block until that event. */
 static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *used) {
     te__pool *pool = &te->pool;
     te__free_block *b;
-    bool waits = !used->awaited && !te__event_passed(used); /* if the context's own stream already waits for the event
-                                                             * (used->awaited), no further wait is needed, since the
-                                                             * block is next used on that stream */
+    bool waits = !used->awaited && !te__event_passed(used); /* used->awaited: the context's own stream, which uses the
+                                                             * block next, already waits for the event */
     if (!waits || (!pool->spare && !te__pool_add_spare(te, pool))) {
         if (waits) te__event_synchronize(used);
         te__event_release(used);
@@ -159,8 +154,8 @@ static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *u
     b->next = pool->pending;
     pool->pending = b;
 }
-/* Moves the blocks that need no further wait from pool->pending to the pool's lists of free blocks. If `wait` is true,
- * first waits for the events of all blocks in pool->pending. */
+/* Moves pending blocks whose event has passed to the lists of free blocks. If `wait` is true, first waits for the
+ * events. */
 static void te__pool_reclaim(te_ctx *te, bool wait) {
     te__pool *pool = &te->pool;
     te__free_block *b, **at = &pool->pending;
@@ -178,9 +173,8 @@ static void te__pool_reclaim(te_ctx *te, bool wait) {
     }
 }
 
-/* Returns a block of at least `bytes` and sets *capacity, which te__pool_release needs. Returns NULL after an error. If
- * `arena` is not NULL, te__pool_release later puts the block into this arena. That must not fail, so this function
- * already allocates the host memory for the block's entry in a list of the arena. */
+/* Returns a block of at least `bytes`, and its *capacity; NULL after an error. If `arena` is not NULL, allocates the
+ * block's list entry now, because te__pool_release must not fail. */
 static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *capacity) {
     te__pool *pool = &te->pool;
     size_t want = te__pool_capacity(bytes);
@@ -191,8 +185,8 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     if (!data) data = te__pool_take(pool, &want);
     if (!data) {
         data = te->device->alloc(te, want);
-        if (!data) { /* gives the cached blocks back to the device and tries again. A capture need not wait:
-                      * te_graph_begin has waited for the device */
+        if (!data) { /* Gives the cached blocks back to the device. A capture need not wait: te_graph_begin has
+                      * waited */
             if (!te->capture) te->device->synchronize(te);
             te__pool_reclaim(te, true);
             te__pool_trim(te);
@@ -217,12 +211,10 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     return data;
 }
 
-/* Takes back a block. `used` is the event after the block's last copy on another stream, or NULL. The caller's
- * reference to the event passes to this function. */
+/* Takes back a block, and the reference to `used`, the event after the block's last copy on another stream, or NULL. */
 static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity, te__event *used) {
     te->pool.stats.allocated -= capacity;
-    if (used && arena && arena->open) { /* the host waits, because the graph's next launch writes this block and does
-                                         * not wait for the event */
+    if (used && arena && arena->open) { /* the graph's next launch writes this block and does not wait for the event */
         te__event_synchronize(used);
         te__event_release(used);
         used = NULL;
@@ -264,8 +256,8 @@ static te__arena *te__arena_create(te_ctx *te) {
 static void te__arena_drop(te_ctx *te, te__arena *a) {
     if (a && --a->refs == 0) te__free(te, a);
 }
-/* Closes the arena of a graph that is being destroyed. The device must be idle. Free blocks go to the context's pool
- * now. Blocks in use go there when they are released. */
+/* Closes the arena of a graph that is being destroyed. The device must be idle. Blocks in use later go to the context's
+ * pool. */
 static void te__arena_close(te_ctx *te, te__arena *a) {
     int i;
     if (!a) return;
@@ -353,19 +345,16 @@ static void te__buffer_release(te__buffer *b) {
     te = b->te;
     *b->at = b->next;
     if (b->next) b->next->at = b->at;
-    if (b->offloaded) b->offloaded->buffer = NULL; /* b->offloaded keeps a pointer to this buffer, and the buffer is
-                                                    * freed here */
+    if (b->offloaded) b->offloaded->buffer = NULL; /* b->offloaded points to this buffer */
     if (b->capacity) {
         te__pool_release(te, b->arena, b->data, b->capacity, b->used);
-    } else if (b->used) { /* the program owns this memory and does not know the event, so the host waits for the event
-                           * here */
+    } else if (b->used) { /* the program owns this memory and does not know the event */
         te__event_synchronize(b->used);
         te__event_release(b->used);
     }
     te__arena_drop(te, b->arena);
     if (b->release) {
-        te__settle(te); /* launches whose kernels are still being compiled may use this memory; this call queues them
-                         * first */
+        te__settle(te); /* queues launches that may use this memory and still wait for a compilation */
         b->release(b->user);
     }
     te->live_buffers--;
@@ -380,8 +369,8 @@ static void te__buffer_touch(te__buffer *b) {
     b->num_writes = 0;
 }
 
-/* Makes room in b->writes. First removes writes that are older than every node on the tape. If the array is still full,
- * replaces every two neighbouring entries by one entry whose byte range covers both. */
+/* Makes room in b->writes. Removes writes that are older than every node on the tape. If necessary, merges pairs of
+ * neighbouring entries into one byte range. */
 enum { TE__MAX_WRITES = 1024 };
 static void te__writes_shrink(te_ctx *te, te__buffer *b) {
     const te__segment *root = &te->tape.root;
@@ -434,12 +423,10 @@ static bool te__buffer_written(const te__buffer *b, int64_t begin, int64_t end, 
     return false;
 }
 
-/* Returns the number of writes to b so far. A launch of a graph counts as a write to every buffer of the graph's
- * arena. */
+/* Returns the number of writes to b so far. Each launch of a graph counts as a write to every buffer of its arena. */
 static uint64_t te__buffer_version(const te__buffer *b) { return b->version + (b->arena ? b->arena->launches : 0); }
 
-/* Takes a reference to b until the graph is destroyed, since each launch uses b's memory. Buffers of the graph's own
- * arena need no reference. */
+/* Takes a reference to b until the graph is destroyed. Buffers of the graph's own arena need no reference. */
 static te_result te__capture_hold(te_graph *g, te__buffer *b) {
     if (!b || b->arena == g->arena || b->held == g->id) return TE_OK;
     if (!te__grow(g->te, (void **)&g->held, &g->cap_held, g->num_held, sizeof(te__buffer *)))

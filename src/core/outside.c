@@ -1,10 +1,8 @@
 /* core/outside.c: reports ids that are out of range. On the CPU the call itself fails. On a GPU, kernels count such
- * ids, and the next call that waits for the GPU fails. This file may depend on which arguments are ids. It must not
- * depend on what an operation does with them.
+ * ids, and the next call that waits for the GPU fails.
  *
- * The counts lie in pinned host memory, one te__outside for each line of TE__OUTSIDE_LIST. Kernels write there only if
- * an id is out of range. The host reads the counts only where it has waited for the context's stream anyway. So the
- * counts cost nothing as long as all ids are in range. */
+ * The counts are in pinned host memory. The host reads them only after it has waited for the context's stream
+ * anyway. */
 
 #define TE__OUTSIDE_LIST(X)                                                                        \
     X(embedding_fwd, "ids", "the rows of the table")                                               \
@@ -23,9 +21,8 @@ enum {
     TE__OUTSIDE_COUNT
 };
 
-/* Sets the error for ids out of range. `which` is a TE__OUTSIDE_ constant. If `seen` is true, kernels of earlier calls
- * have found first->count such ids, and `first` describes one of them. If `seen` is false, `first` describes an id that
- * this call has found. */
+/* Sets the error for an id out of range. `which` is a TE__OUTSIDE_ constant. `seen`: `first` is one of first->count ids
+ * that kernels of earlier calls have found; else this call has found it. */
 static te_result te__outside_fail(te_ctx *te, int which, const te__outside *first, bool seen) {
     static const char *const names[TE__OUTSIDE_COUNT][3] = {
 #define TE__OUTSIDE_NAMES(op, ids, range) {#op, ids, range},
@@ -44,8 +41,8 @@ static te_result te__outside_fail(te_ctx *te, int which, const te__outside *firs
                     (long long)first->bound - 1, range);
 }
 
-/* Reports the first error that kernels have recorded in the array `all`, and clears the array. The caller must have
- * waited for the context's stream. */
+/* Reports the first error in the array `all`, and clears the array. The caller must have waited for the context's
+ * stream. */
 static te_result te__outside_tell(te_ctx *te, te__outside *all) {
     te__outside first;
     int i;
@@ -58,8 +55,8 @@ static te_result te__outside_tell(te_ctx *te, te__outside *all) {
     return TE_OK;
 }
 
-/* Returns the counter of out-of-range ids that the plan's kernels increment. `which` is a TE__OUTSIDE_ constant.
- * Returns a dummy address if nothing will run. */
+/* Returns the counter `which` (a TE__OUTSIDE_ constant) for the plan's kernels, or a dummy address if nothing will
+ * run. */
 static te__outside *te__plan_outside(const te__plan *p, int which) {
     return p->explain || !p->outside ? (te__outside *)(uintptr_t)256 : (te__outside *)p->outside + which;
 }

@@ -1,10 +1,7 @@
-/* core/plan.c: builds plans. A plan has the kernel launches of one operation, with their options, sizes and arguments,
- * and the workspace. This file calls no driver: cuda/launch.c launches the plan. */
+/* core/plan.c: builds plans: the kernel launches of one operation, and the workspace. This file calls no driver. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
-    memset(p, 0, offsetof(te__plan, workspace)); /* `workspace` and the fields after it are large. They are not cleared
-                                                  * here, because each workspace, launch and argument struct is
-                                                  * set when it is handed out */
+    memset(p, 0, offsetof(te__plan, workspace)); /* the fields from `workspace` on are large, and set when used */
     p->te = te;
     p->launch = p->own_launch;
     p->cap_launches = TE__OWN_LAUNCHES;
@@ -26,8 +23,7 @@ static void te__plan_end(te__plan *p) {
     p->num_workspaces = p->num_launches = 0;
 }
 
-/* Sets p->why, a sentence that te_explain reports. `why` must be static. Returns TE_OK, so that a planning function can
- * end with "return te__plan_why(..)". */
+/* Sets p->why, a sentence that te_explain reports; `why` must be static. Returns TE_OK. */
 static te_result te__plan_why(te__plan *p, const char *why) {
     p->why = why;
     return TE_OK;
@@ -45,13 +41,13 @@ static TE__NOINLINE bool te__plan_grow(te__plan *p) {
     return true;
 }
 
-/* Adds a launch to the plan and returns it. If there are more than TE__OWN_LAUNCHES launches, the call may move the
- * earlier ones in memory. Code that plans so many launches must write only to the latest one. */
+/* Adds a launch to the plan and returns it. Beyond TE__OWN_LAUNCHES launches, earlier ones may move in memory: write
+ * only to the latest. */
 static te__launch *te__plan_launch(te__plan *p, const char *family, const char *kernel) {
     te__launch *l;
     if (p->num_launches == p->cap_launches && (p->result != TE_OK || !te__plan_grow(p))) {
-        /* There is no memory for another launch. The new launch takes the place of the last one, so that planning code
-         * always gets a launch to write to. The plan will not run. */
+        /* No memory: the new launch replaces the last one, so that callers always get a launch to write to. The plan
+         * will not run. */
         if (p->result == TE_OK) p->result = TE_ERR_OUT_OF_MEMORY;
         p->num_launches--;
         if (p->launch[p->num_launches].args_on_heap)
@@ -73,8 +69,7 @@ static TE__NOINLINE void te__launch_option(te__launch *l, const char *name, int 
     l->num_options++;
 }
 
-/* User code that a kernel includes like a file. The value of the option TE__CODE_OPTION is the id of the code. The text
- * is kept until the process ends. */
+/* User code that a kernel includes like a file. TE__CODE_OPTION is the code's id. The text is never freed. */
 #define TE__CODE_OPTION "X_MOD"
 typedef struct te__code {
     struct te__code *next;
@@ -96,9 +91,8 @@ static const te__kernel_file *te__code_find(int id) {
     te__mutex_unlock(&te__codes_mutex);
     return c ? &c->file : NULL;
 }
-/* Adds user code to a launch, as an option whose value is the id of the code. The id is made from a hash of the text,
- * so that different processes give a compiled kernel the same name. If two texts have the same hash, the later text
- * gets the next free id. `path` must be a static string. */
+/* Adds user code to a launch. The option's value, the code's id, is a hash: so all processes name a compiled kernel
+ * alike. A text with the same hash as another gets the next free id. `path` must be static. */
 static te_result te__launch_code(te__plan *p, te__launch *l, const char *path, const char *text) {
     const size_t size = strlen(text) + 1;
     int id = (int)(te__hash64(text, size, 0) & 0x3fffffffu) + 16; /* te_kcheck uses the ids below 16 */
@@ -142,7 +136,7 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
     } else {
         l->args = te__alloc(p->te, bytes);
         l->args_on_heap = l->args != NULL;
-        if (!l->args) { /* no memory: the caller then overwrites arguments of other launches, but the plan never runs */
+        if (!l->args) { /* no memory: the caller overwrites arguments of other launches, but the plan never runs */
             p->result = TE_ERR_OUT_OF_MEMORY;
             l->args = p->args.bytes;
         }
@@ -161,21 +155,20 @@ static te__launch *te__plan_with(te__plan *p, const char *family, const char *ke
     return l;
 }
 
-/* Returns a counter in device memory, for kernels whose last block finishes the work of all blocks (te_last_block). The
- * counter is 0 between kernels. All kernels of a context share it, since they run one after another. */
+/* Returns a counter in device memory, for te_last_block. The counter is 0 between kernels. Kernels of a context share
+ * the counter, since they run one after another. */
 static unsigned *te__plan_counter(const te__plan *p) {
     return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter;
 }
-/* Returns TE__PLAN_COUNTERS further counters, for kernels in which each group of blocks has a last block. They lie 32
- * bytes behind te__plan_counter. */
+/* Returns TE__PLAN_COUNTERS further counters, for kernels in which each group of blocks has a last block. */
 enum { TE__PLAN_COUNTERS = 32 };
 static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }
 /* Returns a float in device memory for a maximum over all blocks. The float is 0 between kernels. */
 static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
-/* Returns the largest number of blocks of a cooperative launch. All these blocks must fit on the GPU at the same time.
- * `per_sm` is the number of blocks per multiprocessor that the kernel's launch bounds guarantee. `shared` is the shared
- * memory of a block in bytes, static shared memory included. */
+/* Returns the largest number of blocks that fit on the GPU together, for a cooperative launch.
+ * `per_sm`: the blocks per multiprocessor that the kernel's launch bounds guarantee.
+ * `shared`: bytes of shared memory of a block, static ones included. */
 static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
     bool small_chip = p->sm == 86 || p->sm == 89 || p->sm == 120;
     int64_t memory = small_chip ? 100 * 1024 : p->sm == 80 ? 164 * 1024 : 228 * 1024;
@@ -183,8 +176,7 @@ static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t sha
     return te__max(per_sm, 1) * p->num_sms;
 }
 
-/* Returns device memory, aligned to 256 bytes. It is released when the plan's kernels have been queued, so that later
- * kernels can reuse it. */
+/* Returns device memory, aligned to 256 bytes. The memory is released when the plan's kernels have been queued. */
 static void *te__plan_workspace(te__plan *p, int64_t bytes) {
     te__buffer *b;
     if (bytes <= 0) return NULL;

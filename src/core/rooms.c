@@ -1,9 +1,7 @@
-/* core/rooms.c: gives each room (a part of the library above core/) its state in a context, and calls the functions of
- * all rooms when an event happens. This file may use te__room. It must not depend on which rooms there are; their table
- * is in open.c. */
+/* core/rooms.c: gives each room (code above core/ with state in a context) its state, and calls the functions of all
+ * rooms at an event. This file must not depend on which rooms exist. */
 
-/* Returns the state that a room keeps in this context. `slot` identifies the room and must be in the table of
- * open.c. */
+/* Returns the state that a room keeps in this context. `slot` identifies the room in the table of open.c. */
 static void *te__slot_of(const te_ctx *te, const te__slot *slot) {
     int i;
     for (i = 0; i < te->num_rooms && te->rooms[i]->slot != slot; i++) {}
@@ -34,8 +32,8 @@ static te_result te__undo_step(te_ctx *te) {
         if (te->rooms[i]->step_undone) result = te->rooms[i]->step_undone(te);
     return result;
 }
-/* Calls `reads` of each te__room, to tell it that a function takes x as an input. Does nothing except in the first
- * run of a checkpointed function. x may be NULL. */
+/* Tells each te__room that a function takes x as an input, in the first call of a checkpointed function only. x may be
+ * NULL. */
 static void te__tell_read(te_ctx *te, te_tensor *x) {
     int i;
     for (i = 0; te->tape.hidden_no_grad && i < te->num_rooms; i++)

@@ -5,11 +5,10 @@
 
 typedef struct te__block te__block; /* core/error.c: the header in front of each piece of host memory */
 
-/* A list entry inside each module, group, open file or other object that te_ctx_destroy must close if the program has
- * not closed it. Freeing the memory of such an object is not enough. */
+/* A list entry inside each object that te_ctx_destroy must close, such as a module or a group. Freeing the memory of
+ * such an object is not enough. */
 typedef struct te__closable {
-    struct te__closable *next, **at; /* at: the address of the pointer that points to this struct; NULL: it is in no
-                                      * list */
+    struct te__closable *next, **at; /* `at`: the address of the pointer to this struct; NULL: not in a list */
     const char *kind;             /* "module" */
     void (*close)(void *owner);
     void *owner;
@@ -30,8 +29,8 @@ typedef struct te__event {
     struct te__event *next; /* te->spare_events */
     int refs;
     void *handle;
-    const te__stream *stream; /* the stream on which the event was last recorded; NULL: the context's own stream. The
-                               * pointer is only compared, because the stream may be gone */
+    const te__stream *stream; /* the stream of the last record; NULL: the context's own. The pointer is only compared:
+                               * the stream may be gone */
     bool pending;             /* the event was recorded, and perhaps has not passed yet */
     bool awaited;             /* the context's own stream waits for the event: work that is queued there from now on
                                * runs after it */
@@ -54,13 +53,11 @@ typedef struct te__write {
     int64_t begin, end; /* bytes */
 } te__write;
 
-/* A block of device memory with a reference count. `version` counts the writes; a cached quantized copy of an older
- * version is stale. saved_at, written_at and whole_at are times, as values of te->writes. The tape uses them to find
- * out whether a saved tensor was overwritten before its backward pass. */
+/* A block of device memory with a reference count. `version` counts the writes, to find stale quantized copies.
+ * saved_at, written_at and whole_at are values of te->writes. */
 typedef struct te__buffer {
     te_ctx *te;
-    struct te__buffer *next, **at; /* next: the next buffer in the list te->buffers; at: the address of the pointer to
-                                    * this buffer */
+    struct te__buffer *next, **at; /* `at`: the address of the pointer to this buffer */
     int refs;
     void *data;
     size_t bytes;    /* the size that was requested */
@@ -72,8 +69,8 @@ typedef struct te__buffer {
     te__event *used; /* the event after the last copy of the buffer on another stream (a reference), or NULL */
     struct te__offloaded *offloaded; /* the copy of the buffer in host memory (tape/offload.c), or NULL */
     uint64_t kept_version; /* tape/offload.c has decided not to copy this version of the buffer to host memory */
-    uint64_t held, written;  /* held: the id of the last capture that took a reference to the buffer; written: the id of
-                              * the last capture with an operation that writes the buffer */
+    uint64_t held, written;  /* held: the id of the last capture that took a reference to the buffer. written: the id of
+                              * the last capture that writes the buffer */
     uint64_t saved_at;         /* the time at which a tape node last saved a tensor in the buffer; 0: never */
     uint64_t written_at, whole_at; /* written_at: the time of the last write; whole_at: the time of the last write that
                                     * has no entry in `writes` */
@@ -81,8 +78,7 @@ typedef struct te__buffer {
     int num_writes, cap_writes;
 } te__buffer;
 
-/* A released block of the pool. Either it is free and in a list of blocks of the same capacity, or another stream still
- * uses it and it is in the pool's list `pending`. */
+/* A released block of the pool: in the list of its capacity, or in `pending` while another stream uses the block. */
 typedef struct te__free_block {
     void *data;
     struct te__free_block *next;
@@ -101,25 +97,23 @@ typedef struct te__pool {
     te_memory_stats stats;
 } te__pool;
 
-/* The device memory of a graph. Blocks that were free when the capture ended stay in the arena, since each launch of
- * the graph may write to them. The arena outlives the graph while buffers in the arena's memory exist. Blocks that are
- * released after the graph's end go to the context's pool. */
+/* The device memory of a graph. Free blocks stay in the arena, because each launch may write them. The arena outlives
+ * the graph while it has buffers. */
 typedef struct te__arena {
     int refs; /* one for the graph, and one for every living buffer of the arena */
     bool open; /* the graph still exists */
-    uint64_t launches; /* the number of launches of the graph; each launch counts as a write to every buffer of the
-                        * arena */
+    uint64_t launches; /* the launches of the graph so far; each counts as a write to every buffer of the arena */
     uint64_t launched_at; /* te->writes at the last launch */
     te__pool pool;     /* only `lists` and `spare` are used */
 } te__arena;
 
-/* The copy of a buffer in host memory, for tape nodes that have saved tensors in this buffer (tape/offload.c). */
+/* The copy of a buffer in host memory, for tape nodes that have saved tensors in it (tape/offload.c). */
 typedef struct te__offloaded {
-    struct te__offloaded *older, *newer; /* neighbours in the list of these copies, sorted by the time at which a
-                                          * tape node last saved the buffer */
+    struct te__offloaded *older, *newer; /* neighbours in a list, sorted by the time of the last save of the buffer by a
+                                          * tape node */
     int refs;          /* the number of saved tensors that need the copy */
-    te__buffer *buffer; /* the buffer in device memory. While `inside` is true, this is a reference. Otherwise it is a
-                         * plain pointer, and becomes NULL when the buffer is freed or written */
+    te__buffer *buffer; /* the copied buffer: a reference while `inside` is true. Otherwise the pointer becomes NULL
+                         * when the buffer is freed or written */
     uint64_t version;  /* the version of `buffer` that was copied */
     bool inside;       /* tape/offload.c still keeps the buffer in device memory */
     size_t bytes;
@@ -130,26 +124,24 @@ typedef struct te__offloaded {
 
 enum { TE__MAX_PARTS = 6 };
 
-/* The tape's record of a tensor, called the tensor's variable. It holds the gradient of the tensor. A tensor and its
- * views have separate variables. */
+/* The tape's record of a tensor, called the tensor's variable. A tensor and its views have separate variables. */
 typedef struct te__var {
     int refs;
     bool leaf;       /* a parameter, or an input marked by the program: the gradient is kept after the backward pass */
     bool played;     /* the backward function of the node that made the tensor has run, and the node is gone */
     bool fresh;      /* in te->tape.fresh */
-    bool passing;    /* the tensor was made inside a backward function. A gradient that an inner te_backward has written
-                      * to this variable stays, even if the outer te_backward fails */
+    bool passing;    /* the tensor was made inside a backward function. The variable keeps a gradient from an inner
+                      * te_backward even if the outer one fails */
     uint64_t pass;   /* the number (te->tape.passes) of the last backward pass that could reach the variable */
-    te_tensor *grad; /* for a leaf, the sum of its gradients so far; else the gradient that te_backward has computed up
-                      * to now */
+    te_tensor *grad; /* a leaf: the sum of its gradients so far; else the gradient in the current te_backward so far */
     te_tensor *main_grad, *decoupled_grad;
 } te__var;
 
-/* The functions for a tensor that is not plain, such as a quantized one. The room (a part of the library above core/)
- * that made the tensor supplies them. */
+/* The functions for a tensor that is not plain, such as a quantized one. The room (te__room) that made the tensor
+ * supplies them. */
 typedef struct te__form {
-    /* x consists of several plain tensors and has one pointer to each of them. Writes the addresses of these pointers
-     * into `slot`, and returns their number. Some of the pointers may be NULL. */
+    /* Writes the addresses of x's pointers to its plain tensors into `slot`, and returns their number. Some of the
+     * pointers may be NULL. */
     int (*parts)(te_tensor *x, te_tensor **slot[TE__MAX_PARTS]);
     te_tensor *(*decode)(te_tensor *x, te_dtype dtype); /* returns the value as a plain tensor, recorded on the tape */
     bool (*share)(const te_tensor *x, te_tensor *y);    /* makes y, a tensor without memory, share the value of x;
@@ -179,8 +171,7 @@ struct te_tensor {
 
 /* ---- plans ---- */
 
-/* The limits of a plan. A plan holds its first launches and arguments inside itself. Further launches and arguments lie
- * in host memory. */
+/* A plan holds its first launches and arguments inside itself, and further ones in host memory. */
 enum { TE__MAX_OPTIONS = 12, TE__OWN_LAUNCHES = 128, TE__MAX_WORKSPACES = 16, TE__PLAN_ARG_BYTES = 12288 };
 
 typedef struct te__option {
@@ -199,10 +190,9 @@ typedef struct te__launch {
     int num_options;
     unsigned grid[3], threads, shared_bytes;
     unsigned cluster; /* blocks of a cluster along x; 0: no clusters */
-    bool cooperative; /* all blocks must run at the same time, because they wait for each other (te_grid_wait). If they
-                       * do not fit on the GPU, the launch fails */
-    bool follows;     /* the kernel may start before the previous kernel ends, since it waits for that kernel itself
-                       * (te_follow) */
+    bool cooperative; /* all blocks must run at once, because they wait for each other (te_grid_wait); else the launch
+                       * fails */
+    bool follows;     /* the kernel waits for the previous kernel itself (te_follow), so it may start early */
     void *function;   /* cuda/launch.c: the kernel, once it is loaded */
     void *args; /* the kernel's argument struct */
     uint32_t args_bytes;
@@ -262,26 +252,25 @@ typedef struct te__device {
     te_result (*clear)(te_ctx *te, void *dst, size_t bytes);
     te_result (*synchronize)(te_ctx *te);
     void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes); /* NULL: host memory */
-    void *(*word)(te_ctx *te, int i); /* returns the address of word i (0 to 3) of four 8-byte words in device memory.
-                                       * The words are 0 at first, and exist until the context closes. The function is
-                                       * NULL if the device uses host memory */
+    void *(*word)(te_ctx *te, int i); /* returns the address of one of four 8-byte words in device memory; i is 0 to 3.
+                                       * The words start as 0 and exist until the context closes. NULL: the device uses
+                                       * host memory */
     te_result (*run)(te_ctx *te, const te__op_info *op, const void *args); /* args are checked */
     te_result (*enter)(te_ctx *te, bool *entered); /* makes device calls cheaper until `leave` is called; NULL: not
                                                     * needed */
     void (*leave)(bool entered);
     te_result (*settle)(te_ctx *te); /* queues the launches that wait for the compilation of their kernels; NULL:
                                       * launches never wait */
-    te_result (*warm)(te_ctx *te); /* compiles the kernels that operations have needed since te_warmup_begin; NULL: the
-                                    * device has no kernels */
+    te_result (*warm)(te_ctx *te); /* compiles the kernels needed since te_warmup_begin; NULL: the device has no
+                                    * kernels */
     void (*close)(te_ctx *te);
-    te_result (*capture_begin)(te_ctx *te); /* begins a capture: from now on operations are recorded in te->capture and
-                                             * do not run */
+    te_result (*capture_begin)(te_ctx *te); /* from now on, te->capture records operations, which do not run */
     te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes g ready to be launched; if g is NULL, drops the recorded
                                                         * operations */
     te_result (*graph_launch)(te_ctx *te, te_graph *g);
     void (*graph_close)(te_ctx *te, te_graph *g);
-    /* Streams and events. Only core/stream.c and core/transfer.c call these functions. If `s` is NULL, the stream is
-     * the context's own. */
+    /* Streams and events, for core/stream.c and core/transfer.c alone. If `s` is NULL, the stream is the context's
+     * own. */
     te_result (*stream_create)(te_ctx *te, void **stream);
     void (*stream_destroy)(te_ctx *te, void *stream);
     te_result (*stream_synchronize)(te_ctx *te, const te__stream *s); /* s is not NULL */
@@ -331,13 +320,13 @@ typedef struct te__node {
     void (*release)(te_ctx *te, void *state); /* or NULL */
     bool takes_quantized; /* the backward function accepts quantized gradients; if false, they are decoded first */
     te_saved_tensors_hooks hooks; /* the hooks that made `packed` */
-    void **packed;                /* for each saved tensor, the handle that the hooks returned, or NULL if they did not
-                                   * pack the tensor. `packed` itself is NULL if there are no hooks */
+    void **packed;                /* a handle from the hooks for each saved tensor, or NULL if not packed. `packed` is
+                                   * NULL without hooks */
     te__packed_as *packed_as;
 } te__node;
 
-/* A list of nodes in the order of recording. The context has one segment. While a backward function runs, the nodes
- * that it records go into a separate segment. */
+/* Nodes in the order of recording. The context has one segment. A backward function that runs records its nodes in a
+ * separate segment. */
 typedef struct te__segment {
     struct te__segment *outer;
     te__node **nodes; /* an entry is NULL if the node's backward function is running or has run */
@@ -347,22 +336,21 @@ typedef struct te__segment {
 
 enum { TE__MAX_GRAD_REGIONS = 64, TE__MAX_HOOKS = 16 };
 typedef struct te__tape {
-    te__segment root, *segment; /* segment: the innermost segment, which gets the nodes that are recorded */
-    int no_grad, hidden_no_grad; /* If no_grad > 0, nothing is recorded. te_checkpoint adds 1 to both numbers for the
-                                  * first run of a function, and subtracts it afterwards */
+    te__segment root, *segment; /* segment: the innermost one, which gets new nodes */
+    int no_grad, hidden_no_grad; /* If no_grad > 0, nothing is recorded. te_checkpoint adds 1 to both numbers during the
+                                  * first call of its function */
     int outer_no_grad[TE__MAX_GRAD_REGIONS], num_grad_regions; /* for each open region of te_enable_grad_begin, the
                                                                 * value of no_grad outside of it */
     int plays; /* the number of calls of te_backward that have not returned yet */
-    uint64_t passes; /* the number of backward passes for which data_parallel/sharding.c has marked variables
-                      * (te__var.pass) */
+    uint64_t passes; /* the backward passes for which data_parallel/sharding.c has marked variables (te__var.pass) */
     te_saved_tensors_hooks hooks[TE__MAX_HOOKS]; /* the hooks of the open regions of te_saved_tensors_begin */
     int num_hooks;
     te__var **fresh; /* leaves that got their first gradient in the current te_backward (references) */
     int num_fresh, cap_fresh;
     int unscoped, unscoped_live; /* used by te__watch_scopes */
     int replays; /* the number of checkpointed functions whose second run is going on */
-    int quiet;   /* > 0: the library itself runs backward passes. The functions te__tell_backward_begins and
-                  * te__tell_backward_ends then do nothing */
+    int quiet;   /* > 0: the library itself calls te_backward; te__tell_backward_begins and te__tell_backward_ends do
+                  * nothing */
     te__var **warm_vars; /* leaves that got their first gradient since te_warmup_begin */
     int num_warm_vars, cap_warm_vars;
 } te__tape;
@@ -382,17 +370,15 @@ typedef struct te__graph_part {
     void *data; /* `bytes` of host memory that the graph owns */
     size_t bytes;
     bool random; /* true: a random state; false: a step of an optimizer */
-    te_result (*before)(te_graph *g, void *owner, void *data); /* called before each launch: writes values that change
-                                                                * with each launch, such as the learning rate, to
-                                                                * g->word. It may run operations */
+    te_result (*before)(te_graph *g, void *owner, void *data); /* called before each launch: writes values such as the
+                                                                * learning rate to g->word. May call operations */
     void (*after)(te_graph *g, void *owner, void *data);
-    void (*captured)(te_graph *g, void *owner, void *data); /* called when the capture has ended: undoes the changes
-                                                             * that recording made to `owner`, because the
-                                                             * recorded operations have not run */
+    void (*captured)(te_graph *g, void *owner, void *data); /* called when the capture has ended: undoes the changes to
+                                                             * `owner`, because the recorded operations have not run */
 } te__graph_part;
 
-/* The size of a graph's state in 8-byte words. The state is an array of numbers in device memory that the host writes
- * before each launch. Words 0 and 1 are the random state. */
+/* The size of a graph's state, in 8-byte words of device memory. The host writes them before each launch. Words 0 and 1
+ * are the random state. */
 enum { TE__GRAPH_WORDS = 512, TE__GRAPH_RNG_WORDS = 2 };
 
 struct te_graph {
@@ -403,8 +389,8 @@ struct te_graph {
     bool failed; /* a call inside the capture has failed */
     const char *broken; /* why the graph cannot be launched any more, or NULL */
     te__arena *arena;
-    te__buffer **held; /* buffers that the captured operations use and that are older than the capture. The operations
-                        * write the first num_written of these buffers */
+    te__buffer **held; /* buffers that the captured operations use and that are older than the capture. The first
+                        * num_written are written */
     int num_held, cap_held, num_written;
     te_tensor *state, *rng; /* state: u8 [8 * TE__GRAPH_WORDS]; rng: its first two words as i64 [2] */
     uint64_t word[TE__GRAPH_WORDS];
@@ -430,16 +416,14 @@ typedef struct te__rng_tracker {
     uint64_t seed, offset, first_seed;
 } te__rng_tracker;
 enum { TE__MAX_FORKS = 32 }; /* the largest number of open regions of te_rng_fork_begin */
-/* All random states of a context. Code that must restore the states later keeps a copy of this struct. Open
- * regions of te_rng_fork_begin refer to the named state tracker[i] by the number i + 1. */
+/* All random states of a context. In outer_fork, the number i + 1 means the named state tracker[i]. */
 typedef struct te__rng_state {
     uint64_t seed, offset;         /* used in copies only: the values of te->seed and te->rng_offset */
     uint64_t own_seed, own_offset; /* the context's own random state, while a named state is used in its place */
     te__rng_tracker tracker[TE_MAX_RNG_TRACKERS];
     int num_trackers;
     int fork; /* the number, from 1 on, of the named state in use; 0: the context's own state */
-    int outer_fork[TE__MAX_FORKS], num_forks; /* for each open region of te_rng_fork_begin, the value of `fork` outside
-                                               * of it */
+    int outer_fork[TE__MAX_FORKS], num_forks; /* the value of `fork` outside of each open te_rng_fork_begin */
 } te__rng_state;
 
 enum { TE__MAX_THREADS = 64 };
@@ -452,14 +436,13 @@ typedef struct te__report_text {
     size_t size, used;
 } te__report_text;
 
-/* The size of the state that a room (te__room) keeps in each context. The state is cleared when the context opens, and
- * te__slot_of returns it. */
+/* The size of a room's state in each context. The state is zero when the context opens; te__slot_of returns it. */
 typedef struct te__slot {
     size_t bytes;
 } te__slot;
 
-/* A room: a part of the library above core/ that keeps state in a context. Each function is called when its event
- * happens. A function that the room does not need is NULL. The table of rooms is in open.c. */
+/* A room: code above core/ that keeps state in a context. Functions that the room does not need are NULL. The table of
+ * rooms is in open.c. */
 typedef struct te__room {
     const te__slot *slot;
     void (*open)(te_ctx *te);    /* called when the device is open */
@@ -469,14 +452,13 @@ typedef struct te__room {
     te_result (*step_begins)(te_ctx *te);          /* called where a training step may begin, or already runs */
     te_result (*step_undone)(te_ctx *te);          /* called by te_clear_error; undoes a training step that has
                                                     * failed */
-    void (*reads)(te_ctx *te, te_tensor *x);       /* called when a function takes x as an input in the first run of
-                                                    * a checkpointed function; x may be NULL */
-    /* called when an outermost te_backward begins; it starts at the `count` tensors y and runs the nodes of segment s
-     * backwards */
+    void (*reads)(te_ctx *te, te_tensor *x);       /* called when a function takes x as an input in the first call of a
+                                                    * checkpointed function; x may be NULL */
+    /* called when an outermost te_backward begins at the `count` tensors y; s holds its nodes */
     void (*backward_begins)(te_ctx *te, const te__segment *s, te_tensor *const *y, int count);
     void (*backward_done)(te_ctx *te); /* called when the outermost te_backward has succeeded */
-    /* Called when a backward pass ends. `result` is the pass's result. m is the module of a te_backward_dw; it is NULL
-     * for a te_backward. Returns `result`, or the room's own error. */
+    /* Called when a backward pass ends. `result` is the pass's result. m is the module of a te_backward_dw, or NULL.
+     * Returns `result`, or the room's own error. */
     te_result (*backward_ends)(te_ctx *te, const te_module *m, te_result result);
     void (*report)(te_ctx *te, te__report_text *t); /* adds lines to te_report */
 } te__room;
@@ -494,8 +476,7 @@ struct te_ctx {
     te_allocator host_allocator, device_allocator;
     char device_name[16];
     const te__device *device;
-    int regions; /* the number of te__device_enter calls whose te__device_leave is still to come. These calls surround a
-                  * forward, a backward or an optimizer step */
+    int regions; /* the open te__device_enter calls. Each surrounds a forward, a backward or an optimizer step */
     te__cuda *cuda;       /* NULL on the CPU */
     te__threads *threads; /* NULL: one thread */
     int cpu_threads;
@@ -516,8 +497,8 @@ struct te_ctx {
     te__rng_state rng; /* the named states, and which of them is in use */
     bool empty_is_unallocated; /* a tensor without elements counts as one without memory
                                 * (te_set_empty_is_unallocated) */
-    bool in_step, step_failed; /* in_step: a training step is going on (from an outermost te_autocast_begin to a
-                                * te_optimizer_step); step_failed: it has failed */
+    bool in_step, step_failed; /* a training step is going on (from an outermost te_autocast_begin to a
+                                * te_optimizer_step). step_failed: the training step has failed */
     bool warming;           /* between te_warmup_begin and te_warmup_end */
     te_jit_stats jit_stats;
     int64_t live_buffers;

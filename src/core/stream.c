@@ -1,10 +1,8 @@
 /* core/stream.c: streams other than the context's own, events, and pinned host memory. This file may use the device
  * only through te__device. It must not depend on tensors or the pool.
  *
- * Operations run only on the context's own stream. A second stream copies between device memory and pinned host memory
- * while operations run (core/transfer.c). An event marks a point in the work of one stream; the host or another stream
- * can wait for that point. NULL as a stream always means the context's own stream.
- * On the CPU a copy is done when its call returns. Second streams take no part in captures. */
+ * Operations run only on the context's own stream, which is NULL as an argument. A second stream copies between device
+ * memory and pinned host memory (core/transfer.c), but not in a capture. */
 
 static te_result te__refuse_stream(te_ctx *te) {
     if (!te->capture) return te__refuse_fork(te);
@@ -13,8 +11,7 @@ static te_result te__refuse_stream(te_ctx *te) {
 
 /* ---- events ---- */
 
-/* Returns an event that is not recorded yet, and gives the caller one reference. On failure returns NULL and sets the
- * error. */
+/* Returns an event that is not recorded yet, and one reference to it. On failure returns NULL and sets the error. */
 static te__event *te__event_create(te_ctx *te) {
     te__event *e = te->spare_events;
     if (e) {
@@ -37,8 +34,8 @@ static te__event *te__event_retain(te__event *e) {
     e->refs++;
     return e;
 }
-/* Releases a reference. An event without references is kept, and te__event_create hands it out again. A stream that
- * already waits for the event is not disturbed when the event is recorded anew. */
+/* Releases a reference. te__event_create reuses events without references. A stream that waits for the event is not
+ * disturbed when the event is recorded anew. */
 static void te__event_release(te__event *e) {
     if (!e || --e->refs > 0) return;
     e->next = e->te->spare_events;
@@ -55,8 +52,8 @@ static te_result te__event_record(te__event *e, te__stream *s) {
     e->awaited = false;
     return TE_OK;
 }
-/* Makes all work that is queued on `s` after this call wait for the event. The host does not wait. During a capture
- * this function does nothing: a capture records no events, and te_graph_begin has waited for all earlier events. */
+/* Makes work queued on `s` later wait for the event; the host does not wait. Does nothing in a capture: te_graph_begin
+ * has waited for all events. */
 static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     te_result result;
     if (!e || !e->pending || e->stream == s || (!s && e->awaited) || te->capture) return TE_OK;
@@ -65,8 +62,8 @@ static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     if (result == TE_OK && !s) e->awaited = true;
     return result;
 }
-/* Returns true if all work before the event is done; does not wait. If the device has failed, sets an error and also
- * returns true, because no more work will run. */
+/* Returns true if all work before the event is done; does not wait. If the device fails, sets an error and returns
+ * true, because no more work will run. */
 static bool te__event_passed(te__event *e) {
     bool passed = true;
     if (e->pending && !te__is_forked(e->te) && e->te->device->event_wait(e->te, e->handle, &passed) != TE_OK)
@@ -123,10 +120,10 @@ static te_result te__streams_synchronize(te_ctx *te) {
 
 /* ---- pinned host memory ---- */
 
-/* Returns a block of pinned memory with at least `bytes` bytes. On failure returns NULL and sets the error. The caller
- * gives the block back with te__pinned_give. Allocating pinned memory is slow and waits for the device, so blocks are
- * kept for reuse. A copy may still be running on a block that was given back. Later copies wait for that copy on the
- * device; the host waits for it in te__pinned_wait. */
+/* Returns a block of pinned memory with at least `bytes` bytes, for te__pinned_give later. On failure returns NULL and
+ * sets the error.
+ * Blocks are reused, because allocating pinned memory is slow and waits for the device.
+ * An earlier copy of the block may still be running. Later copies wait for it; the host waits in te__pinned_wait. */
 static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     te__pinned *p, *best = NULL;
     for (p = te->pinned; p; p = p->next)

@@ -1,5 +1,5 @@
 /* core/tensor.c: the basic functions on tensors: shapes, memory, references and scopes. This file must not call
- * operations. Functions that need an operation are in tape/access.c and tape/values.c. */
+ * operations. */
 
 TE_API TE__NOINLINE const char *te_dtype_name(te_dtype dtype) {
     static const char *const names[TE_DTYPE_COUNT] = {"none", "f32",  "f16", "bf16", "e4m3", "e5m2",
@@ -34,8 +34,7 @@ static TE__NOINLINE int64_t te__numel(const te_tensor *x) {
     for (i = 0; i < x->ndim; i++) n *= x->shape[i];
     return n;
 }
-/* Returns the number of bytes of a row with `cols` elements. Every row begins at a whole byte: a row of 4-bit elements
- * is padded to whole bytes. */
+/* Returns the number of bytes of a row with `cols` elements. Rows of 4-bit elements are padded to whole bytes. */
 static size_t te__row_bytes(te_dtype dtype, int64_t cols) {
     return (size_t)(((uint64_t)cols * (uint64_t)te_dtype_bits(dtype) + 7) / 8);
 }
@@ -78,8 +77,7 @@ static int *te__int_data(const te_tensor *x) { return (int *)te__data(x); }
 static unsigned char *te__u8_data(const te_tensor *x) { return (unsigned char *)te__data(x); }
 /* Returns the dtype of x, or TE_DTYPE_NONE if x is NULL. */
 static te_dtype te__dtype_of(const te_tensor *x) { return x ? x->dtype : TE_DTYPE_NONE; }
-/* Returns the position just after the last element of x, in bytes from the start of x's buffer. A strided tensor never
- * has 4-bit elements. */
+/* Returns the end of x, in bytes from the start of its buffer. A strided tensor never has 4-bit elements. */
 static int64_t te__end(const te_tensor *x) {
     int64_t last = 0;
     int i;
@@ -104,9 +102,8 @@ static void te__touch(te_tensor *x) {
     te__buffer_touch(b);
 }
 
-/* Writes the addresses of pointers to plain tensors into `slot`, and returns the number of addresses. Together these
- * plain tensors hold the value of *x. If *x is plain, slot[0] is x and there is no other. If *x is quantized, there are
- * several pointers, and some of them may be NULL. */
+/* Writes addresses of pointers to plain tensors into `slot`, and returns their number. These tensors hold the value of
+ * *x. If *x is plain, slot[0] is x. If *x is quantized, pointers may be NULL. */
 static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
     slot[0] = x;
     return (*x)->form ? (*x)->form->parts(*x, slot) : 1;
@@ -213,8 +210,7 @@ static void te__drop(te_tensor *x) {
         }
 }
 
-/* The largest number of elements of a tensor. Even with elements of 64 bits, the number of bits of such a tensor fits
- * into an int64_t. */
+/* The largest number of elements of a tensor: its bits fit into an int64_t, even with 64-bit elements. */
 #define TE__MAX_ELEMENTS (INT64_MAX >> 7)
 
 /* Returns a tensor without memory, which belongs to the innermost scope. */
@@ -313,8 +309,7 @@ TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int
     return x;
 }
 
-/* Returns a contiguous tensor of `dtype` and `shape` that shares the memory of x, starting `offset` bytes after the
- * start of x. The result has no history on the tape. */
+/* Returns a contiguous tensor in the memory of x, `offset` bytes after the start of x, without history on the tape. */
 static te_tensor *te__alias_as(const te_tensor *x, int64_t offset, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *y = te__tensor_shell(x->te, dtype, ndim, shape);
     if (!y) return NULL;
@@ -390,8 +385,8 @@ static void te__segment_cut(te_ctx *te, te__segment *s, int first_node) {
 
 /* ---- scopes ---- */
 
-/* Begins a frame: a scope that the library opens for itself. When a frame ends, its temporary tensors are released, but
- * the tape nodes recorded in it stay. */
+/* Begins a frame: a scope of the library itself. The end of a frame releases its temporary tensors and keeps its tape
+ * nodes. */
 static void te__frame_begin(te_ctx *te) {
     int depth = te->num_scopes++;
     if (depth >= TE__MAX_SCOPES) {
@@ -404,12 +399,11 @@ static void te__frame_begin(te_ctx *te) {
     te->scopes[depth].first_node = te->tape.segment->num_nodes;
 }
 
-/* Ends a frame. Tensors of the frame that are listed in `keep` move to the enclosing scope; all others are released.
- * `keep` may contain NULL. */
+/* Ends a frame. Tensors in `keep` (which may contain NULL) move to the enclosing scope; all others are released. */
 static TE__NOINLINE void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
     int first, i, k, kept;
-    /* If too many scopes were open, te__frame_begin did not begin this frame, and the live tensors belong to an
-     * enclosing frame. */
+    /* Too many scopes are open: te__frame_begin did not begin this frame, and the live tensors belong to another
+     * one. */
     if (--te->num_scopes >= TE__MAX_SCOPES) return;
     first = kept = te->scopes[te->num_scopes].first_tensor;
     for (i = first; i < te->num_live; i++) {

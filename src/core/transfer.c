@@ -1,18 +1,16 @@
 /* core/transfer.c: copies between tensors and pinned host memory on a stream other than the context's own. This file
- * may use buffers and streams. It must not depend on the tape or on the purpose of a copy.
+ * must not depend on the tape or on the purpose of a copy.
  *
  *     te__copy_out(s, host, at, x)   copies the bytes of x to pinned memory, from byte `at` on
  *     te__copy_in(s, x, host, at)    copies them back
  *     te__await(x)                   makes later operations wait until te__copy_in has filled x
  *
- * A copy starts after all work that the context has queued so far, and after earlier copies of the same memory on any
- * stream. The host does not wait for the copy. The buffer of x and the pinned block both store the event that was
- * recorded after their last copy. x may be released at once, because no later use of its memory overtakes that event
- * (te__pool_release). Operations that write x wait for the event on the device (te__touch). Operations that read x do
- * not wait. So an operation that reads x between te__copy_in and te__await reads undefined bytes. */
+ * A copy starts after all work that the context has queued so far, and after earlier copies of the same memory. The
+ * host does not wait. The buffer of x and the pinned block store the event after their last copy. x may be released at
+ * once, because its memory is not reused before that event. Operations that write x wait on the device (te__touch).
+ * Operations that read x do not wait: between te__copy_in and te__await, x is undefined. */
 
-/* Queues a copy between b and p on the stream s, after all earlier work. Records an event after the copy, and stores
- * the event in b and p. */
+/* Queues a copy between b and p on the stream s, after all earlier work. Stores the event after the copy in b and p. */
 static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes,
                                     bool out) {
     te_ctx *te = s->te;

@@ -1,5 +1,5 @@
-/* cpu/device.c: the CPU as a device. It uses host memory, runs each operation at once, and keeps a graph as a list of
- * stored calls. This file may use contexts. It must not depend on which operations exist. */
+/* cpu/device.c: the CPU as a device: host memory, operations that run at once, and graphs as lists of calls. This file
+ * must not depend on which operations exist. */
 
 /* ---- the calls of a graph ---- */
 
@@ -95,8 +95,7 @@ static te_result te__cpu_graph_launch(te_ctx *te, te_graph *g) {
     return result;
 }
 
-/* Creates a stream or an event. The handle is always NULL: on the CPU a copy is done when its call returns, so nothing
- * has to be waited for. */
+/* Creates a stream or an event: NULL, because nothing waits. On the CPU a copy is done when its call returns. */
 static te_result te__cpu_handle(te_ctx *te, void **handle) {
     *handle = NULL;
     return te__refuse_fork(te);

@@ -1,11 +1,9 @@
-/* cpu/parallel.c: a parallel for loop over worker threads. This file may use threads. It must not depend on tensors.
- * The results must not depend on how the range is split: each index belongs to one call of the function, and no call
- * writes what another call reads. */
+/* cpu/parallel.c: a parallel for loop over worker threads. This file must not depend on tensors. Results must not
+ * depend on how the range is split: no call of the function may write what another call reads or writes. */
 
 typedef void (*te__range_fn)(void *user, int64_t begin, int64_t end);
 
-/* The worker threads of a context. Only one job runs at a time. The threads take pieces of the job's range from a
- * shared counter until none is left. */
+/* The worker threads of a context. One job runs at a time. The threads take ranges of the job from a shared counter. */
 struct te__threads {
     te__mutex mutex;
     te__cond work, done;
@@ -32,8 +30,7 @@ static void te__threads_work(te__threads *t) {
 static void te__threads_main(void *arg) {
     te__threads *t = (te__threads *)arg;
     uint64_t seen = 0;
-    /* A new thread has the floating-point mode of the thread that created it. te__floats_begin sets the mode that te.h
-     * needs. */
+    /* a new thread has the floating-point mode of its creator; te.h needs its own */
     te__floats_begin();
     te__mutex_lock(&t->mutex);
     for (;;) {
@@ -52,7 +49,7 @@ static void te__threads_close(te_ctx *te) {
     te__threads *t = te->threads;
     int i;
     if (!t) return;
-    if (!te__is_forked(te)) { /* in a forked child the threads do not exist, and the mutex may be locked for ever */
+    if (!te__is_forked(te)) { /* a forked child lacks the threads, and the mutex may be locked for ever */
         te__mutex_lock(&t->mutex);
         t->quit = true;
         te__cond_broadcast(&t->work);

@@ -1,5 +1,5 @@
-/* cpu/rows.c: converts consecutive elements of any dtype to and from f32. No other part of the CPU backend has a switch
- * over dtypes. This file may use base/numbers.h. It must not depend on operations. */
+/* cpu/rows.c: converts consecutive elements of any dtype to and from f32. Only this file of the CPU backend has a
+ * switch over dtypes. It must not depend on operations. */
 
 /* Converts f to an integer dtype. Truncates and saturates like the GPU; converts NaN to 0. */
 static int64_t te__truncate(float f, te_dtype dtype) {
@@ -10,8 +10,7 @@ static int64_t te__truncate(float f, te_dtype dtype) {
     return f <= -9223372036854775808.0f ? INT64_MIN : f >= 9223372036854775808.0f ? INT64_MAX : (int64_t)f;
 }
 
-/* Each entry is X(dtype, C type, p[i] converted to f32, in[i] converted to the dtype). The list lacks f32, which is
- * copied, and e2m1, which has two elements in a byte. */
+/* Each entry is X(dtype, C type, p[i] as f32, in[i] as the dtype). f32 is copied. e2m1 has two elements in a byte. */
 #define TE__ROW_LIST(X)                                                       \
     X(TE_F16, uint16_t, te__f16_to_f32(p[i]), te__f32_to_f16(in[i]))          \
     X(TE_BF16, uint16_t, te__bf16_to_f32(p[i]), te__f32_to_bf16(in[i]))       \

@@ -1,11 +1,8 @@
-/* cuda/cache.c: the cache of compiled kernels on disk. This file may use files, folders and locks. It must not depend
- * on the driver, NVRTC or contexts.
+/* cuda/cache.c: the cache of compiled kernels on disk. This file must not depend on the driver, NVRTC or contexts.
  *
- * An entry is a file such as ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin. The file has a header of a
- * few lines of text, then the compiled image. The header contains the whole key and a digest of the image. So a byte
- * comparison of the header with the expected header detects a wrong or damaged entry, and the shell command `head`
- * shows the key to a person. Entries are code that will run, so the cache never uses a folder that other users can
- * write to. */
+ * An entry is a file such as ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin: a header of text, then the
+ * compiled image. The header has the whole key and a digest of the image, to detect wrong and damaged entries. The
+ * cache never uses a folder that other users can write to, because entries are code. */
 
 enum { TE__CACHE_FORMAT = 1, TE__CACHE_PATH = 1024, TE__CACHE_ENTRY_LIMIT = 256 << 20 };
 
@@ -25,9 +22,8 @@ typedef struct te__cache_key {
 
 /* ---- folders ------------------------------------------------------------------------------------------------- */
 
-/* Sets c->root to the environment variable TE_CACHE_DIR, or to $XDG_CACHE_HOME/te, or to ~/.cache/te. An empty
- * TE_CACHE_DIR means that there is no cache. If the folder cannot be used, returns false, stores the reason in *why and
- * leaves the root empty; then every process compiles its own kernels. */
+/* Sets c->root to $TE_CACHE_DIR, $XDG_CACHE_HOME/te or ~/.cache/te. An empty TE_CACHE_DIR means no cache. If the folder
+ * is unusable, returns false with the reason in *why. */
 static bool te__cache_open(te__cache *c, te__text *why) {
     const char *dir = getenv("TE_CACHE_DIR"), *base = te__env("XDG_CACHE_HOME"), *extra = te__env("TE_CACHE_READONLY"),
                *below = "/te";
@@ -59,8 +55,7 @@ static bool te__cache_open(te__cache *c, te__text *why) {
     return why->n == 0;
 }
 
-/* *list is a list of folders, like PATH. Copies the first of them to `folder`, and moves *list to the next one. Returns
- * false at the end of the list. */
+/* Moves the first folder of *list, a list like PATH, to `folder`. Returns false at the end of the list. */
 static bool te__cache_next_folder(const char **list, char *folder, size_t size) {
     const char *end;
     while (**list == TE__PATH_SEPARATOR) ++*list;
@@ -79,8 +74,8 @@ static void te__cache_folder(const char *root, const te__cache_key *key, te__tex
     te__text_printf(out, "%s/%s/%.*s", root, key->arch, (int)strcspn(key->kernel, "/"), key->kernel);
 }
 
-/* Writes the first part of an entry's file name, such as norm_fwd.X_DT=3,Y_DT=3.0123456789abcdef. The compiler's name
- * follows this part. */
+/* Writes the first part of an entry's file name, before the compiler's name:
+ * norm_fwd.X_DT=3,Y_DT=3.0123456789abcdef. */
 static void te__cache_stem(const te__cache_key *key, te__text *out) {
     const char *kernel = strchr(key->kernel, '/');
     char digest[TE__DIGEST_CHARS + 1];
@@ -92,8 +87,8 @@ static void te__cache_stem(const te__cache_key *key, te__text *out) {
     te__hasher_string(&h, key->text);
     te__hasher_hex(&h, digest);
     te__text_printf(out, "%.64s.", kernel ? kernel + 1 : key->kernel);
-    if (key->options[0]) te__text_printf(out, "%.96s.", key->options); /* for human readers; the digest distinguishes
-                                                                        * longer texts */
+    if (key->options[0]) te__text_printf(out, "%.96s.", key->options); /* for human readers; the digest covers the whole
+                                                                        * text */
     te__text_printf(out, "%.16s.", digest);
 }
 static const char *te__cache_suffix(const te__cache_key *key) {
@@ -122,8 +117,8 @@ static bool te__cache_consider(void *user, const char *name) {
     return true;
 }
 
-/* Sets key->compiler, which is empty, to the compiler of an entry that fits the rest of the key. Returns false if there
- * is no such entry. */
+/* Sets the empty key->compiler to the compiler of an entry that fits the rest of the key. Returns false without such an
+ * entry. */
 static bool te__cache_find_compiler(const char *root, te__cache_key *key) {
     te__text folder = TE_ZERO, stem = TE_ZERO;
     te__cache_search search = TE_ZERO;
@@ -159,8 +154,7 @@ static void te__cache_header(const te__cache_key *key, const char *image, size_t
                     (unsigned long long)size, digest);
 }
 
-/* Checks the header of an entry, and removes the header from *entry. Returns false if the entry is damaged or belongs
- * to another key. */
+/* Checks and removes the header of an entry. Returns false if the entry is damaged or has another key. */
 static bool te__cache_check(const te__cache_key *key, te__text *entry) {
     te__text header = TE_ZERO;
     const char *end = entry->n ? strstr(entry->s, "\n\n") : NULL;
@@ -177,8 +171,8 @@ static bool te__cache_check(const te__cache_key *key, te__text *entry) {
     return true;
 }
 
-/* Reads the image for a key from the cache folder `root` into `image`. Returns false if there is no valid entry. Sets
- * *damaged to true if the entry is damaged. */
+/* Reads the image for a key from the folder `root`. Returns false without a valid entry. Sets *damaged if the entry is
+ * damaged. */
 static bool te__cache_load_from(const char *root, const te__cache_key *key, te__text *image, bool *damaged) {
     te__cache_key whole = *key;
     te__text path = TE_ZERO;
@@ -195,9 +189,8 @@ static bool te__cache_load_from(const char *root, const te__cache_key *key, te__
     return fine;
 }
 
-/* Reads the compiled kernel for a key from any cache folder. Returns false if there is no valid entry. Sets *damaged to
- * true if a damaged entry was found; the next te__cache_store replaces it. If the kernel is PTX, `image` ends with a 0
- * byte. */
+/* Reads the image for a key from any cache folder, with a 0 byte behind it. Returns false without a valid entry. Sets
+ * *damaged if an entry is damaged. te__cache_store replaces such an entry. */
 static bool te__cache_load(const te__cache *c, const te__cache_key *key, te__text *image, bool *damaged) {
     const char *list = c->read_only;
     char folder[TE__CACHE_PATH];
@@ -207,8 +200,7 @@ static bool te__cache_load(const te__cache *c, const te__cache_key *key, te__tex
     return c->root[0] && te__cache_load_from(c->root, key, image, damaged);
 }
 
-/* Stores the compiled kernel for a key. The store is atomic: no partial entry remains if the process dies, the disk is
- * full or another process writes at the same time. */
+/* Stores the compiled kernel for a key. The store is atomic: a failure or a second writer leaves no partial entry. */
 static bool te__cache_store(const te__cache *c, const te__cache_key *key, const te__text *image, te__text *why) {
     te__text folder = TE_ZERO, path = TE_ZERO, header = TE_ZERO;
     te__file_out out;
@@ -232,8 +224,8 @@ static bool te__cache_store(const te__cache *c, const te__cache_key *key, const 
 
 /* ---- one compilation for many processes ---------------------------------------------------------------------- */
 
-/* The number of seconds to wait for another process that compiles a kernel. After this time, this process compiles the
- * kernel too, because the other process may have been stopped. */
+/* The number of seconds to wait for another process that compiles a kernel. Then this process compiles the kernel
+ * too. */
 enum { TE__CACHE_PATIENCE = 120 };
 
 typedef struct te__cache_lock {
@@ -242,9 +234,8 @@ typedef struct te__cache_lock {
     bool held;
 } te__cache_lock;
 
-/* Acquires the lock of a key. The process that holds it compiles the kernel; other processes wait here, and then read
- * the kernel from the cache. Where locks do not work, several processes may compile the same kernel, and the file of
- * the last process stays. */
+/* Acquires the lock of a key. The owner compiles the kernel; other processes wait here, then read the cache. Without
+ * working locks, processes may compile the same kernel. */
 static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key, te__cache_lock *l) {
     double end = te__time_now() + (double)TE__CACHE_PATIENCE;
     te__text folder = TE_ZERO;
@@ -262,8 +253,8 @@ static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key,
     l->held = state == TE__LOCK_HELD;
     te__text_free(&folder);
 }
-/* Releases the lock and removes its file. Another process may be waiting for this lock. That process then gets the lock
- * of the removed file, reads the kernel from the cache, and releases the lock. */
+/* Releases the lock and removes its file. A waiting process may get the lock of the removed file. That is harmless: the
+ * kernel is in the cache. */
 static void te__cache_lock_release(te__cache_lock *l) {
     if (l->held) {
         te__file_remove(te__text_str(&l->path), NULL);

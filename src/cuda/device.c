@@ -1,8 +1,8 @@
-/* cuda/device.c: a GPU as a device: plans each operation, then queues the plan. This file may use the driver and plans.
- * It must not depend on which operations exist. */
+/* cuda/device.c: a GPU as a device: plans each operation, then queues the plan. This file must not depend on which
+ * operations exist. */
 
-/* Plans one operation on te's GPU. First plans with all kernels; if these can be neither compiled nor read from a
- * cache, plans again with the embedded kernels only. */
+/* Plans one operation on te's GPU. If kernels of the plan are unavailable, plans again with the embedded kernels
+ * only. */
 static te_result te__cuda_plan(te_ctx *te, te__plan *p, const te__op_info *op, const void *args) {
     te_result result;
     te__plan_begin(p, te);
@@ -22,8 +22,7 @@ static te_result te__cuda_plan(te_ctx *te, te__plan *p, const te__op_info *op, c
 static te_result te__cuda_run(te_ctx *te, const te__op_info *op, const void *args) {
     te__plan plan;
     bool pushed;
-    te_result result = te__cuda_enter(te, &pushed); /* planning may encode tensor maps, which needs a current
-                                                     * CUcontext */
+    te_result result = te__cuda_enter(te, &pushed); /* planning may encode tensor maps, which needs a CUcontext */
     if (result != TE_OK) return result;
     result = te__cuda_plan(te, &plan, op, args);
     if (result == TE_OK) result = te->warming ? te__cuda_note(te, &plan) : te__cuda_execute(te, &plan);

@@ -1,7 +1,5 @@
-/* cuda/driver.c: the interface to libcuda: its functions, a context's device, memory, copies, errors and tensor maps.
- * This file may call the driver. It must not depend on kernels or on how they are compiled. It declares the driver's
- * types itself, under names that begin with te__cu_. So te.h needs no CUDA header, and
- * does not clash with one that a program includes. */
+/* cuda/driver.c: the interface to libcuda. This file must not depend on kernels. It declares the driver's types as
+ * te__cu_..., so te.h needs no CUDA header and does not clash with one. */
 
 typedef int te__cu_result; /* CUresult */
 typedef int te__cu_device;
@@ -46,12 +44,10 @@ enum {
     TE__CU_EVENT_NO_TIMING = 2,
     TE__CU_HOST_MAPPED = 2,
     TE__CU_STREAM_NON_BLOCKING = 1,
-    TE__CU_CAPTURE_RELAXED = 2 /* a CUstreamCaptureMode: during the capture, memory may be allocated and kernels may be
-                                * loaded */
+    TE__CU_CAPTURE_RELAXED = 2 /* CUstreamCaptureMode: memory may be allocated and kernels loaded during the capture */
 };
 
-/* Every function of libcuda that te.h calls. An entry gives: 1 if the function is required, else 0; the name in te.h;
- * the symbol; the arguments. */
+/* Every function of libcuda that te.h calls. An entry is: 1 if required, else 0; name in te.h; symbol; arguments. */
 #define TE__CU_LIST(X)                                                                                                 \
     X(1, Init, "cuInit", (unsigned flags))                                                                             \
     X(1, DriverGetVersion, "cuDriverGetVersion", (int *version))                                                       \
@@ -127,8 +123,7 @@ typedef struct te__driver {
 
 static te__driver te__cu; /* its functions may be called only after te__driver_open has returned TE_OK */
 static te__mutex te__driver_mutex = TE__MUTEX_INIT;
-static int te__driver_forks; /* the value of te__forks when the driver was opened: a forked child cannot use the
-                              * driver */
+static int te__driver_forks; /* te__forks when the driver was opened: a forked child cannot use the driver */
 
 enum { TE__DRIVER_MIN = 12000 };
 
@@ -227,8 +222,7 @@ typedef struct te__map_slot {
     te__map_key key;
     unsigned char map[TE__MAP_BYTES];
 } te__map_slot;
-/* One set of the set-associative cache of tensor maps. It has several slots, so that maps of the same set need not
- * replace each other. */
+/* One set of the set-associative cache of tensor maps. */
 typedef struct te__map_set {
     te__map_slot slot[TE__MAP_WAYS];
     unsigned turn; /* counts the new maps; determines which slot the next map overwrites */
@@ -245,12 +239,11 @@ struct te__cuda {
     te__cu_device device;
     te__cu_handle context, stream;
     bool retained_context, own_stream; /* false: the caller's */
-    int sm, num_sms, max_shared;       /* max_shared: the largest amount of shared memory that a block can have, in
-                                        * bytes */
+    int sm, num_sms, max_shared;       /* max_shared: the most shared memory of a block, in bytes */
     size_t total_bytes;
     char name[128];
-    unsigned char *stage; /* pinned memory, a ring of TE__STAGES pieces: large uploads are copied through it */
-    te__cu_handle staged[TE__STAGES]; /* the event recorded after the last copy from each piece */
+    unsigned char *stage; /* pinned memory for large uploads: a ring of TE__STAGES stages */
+    te__cu_handle staged[TE__STAGES]; /* the event after the last copy from each stage */
     uint64_t uploads;
     void *counter; /* device memory for te__plan_counter and te__cuda_word */
     te__outside *outside; /* core/outside.c, in pinned memory */
@@ -258,14 +251,12 @@ struct te__cuda {
     te__memo_slot *memo;
     unsigned memo_turn;
     struct te__cache *cache; /* cuda/cache.c */
-    struct te__warm_list *warm_list; /* cuda/launch.c: the launches that were recorded between te_warmup_begin and
-                                      * te_warmup_end */
+    struct te__warm_list *warm_list; /* cuda/launch.c: the launches between te_warmup_begin and te_warmup_end */
     bool stream_shown;       /* te_ctx_cu_stream was called, so the caller may queue work on the stream */
-    /* The next three are set while launches wait for their kernels to be compiled (cuda/queue.c); otherwise they are
-     * NULL.
+    /* `queue`, `settle` and `enqueue` are NULL unless launches wait for their kernels to be compiled (cuda/queue.c).
      * settle: waits for the kernels and launches everything that is queued.
-     * enqueue: queues a write of `bytes` bytes to dst, behind these launches. The bytes are a copy of `host`, or zeros
-     * if `host` is NULL. */
+     * enqueue: queues a write of `bytes` bytes to dst behind these launches: a copy of `host`, or zeros if `host` is
+     * NULL. */
     struct te__queue *queue;
     te_result (*settle)(te_ctx *te);
     te_result (*enqueue)(te_ctx *te, void *dst, const void *host, size_t bytes);
@@ -284,8 +275,7 @@ static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
                     te->device_name, call, name ? name : "unknown error", text ? text : "?", more);
 }
 
-/* Makes te's CUcontext current, and sets *pushed. te__cuda_leave needs this value to make the caller's CUcontext
- * current again. */
+/* Makes te's CUcontext current, and sets *pushed for te__cuda_leave. */
 static te_result te__cuda_enter(te_ctx *te, bool *pushed) {
     te__cu_handle current = NULL;
     te__cu_result code;
@@ -303,8 +293,8 @@ static TE__NOINLINE void te__cuda_leave(bool pushed) {
     if (pushed) te__cu.CtxPopCurrent(&popped);
 }
 
-/* Launches everything that still waits for its kernel to be compiled. Does nothing in a forked child: the compiling
- * threads exist only in the parent, so waiting for them would never end. */
+/* Launches everything that waits for its kernel to be compiled. Does nothing in a forked child, which has no compiling
+ * threads: waiting would never end. */
 static te_result te__cuda_settle(te_ctx *te) {
     return te->cuda && te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK;
 }
@@ -367,8 +357,8 @@ static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context
     return TE_OK;
 }
 
-/* Sets c->stream to cu_stream, or to a new stream if cu_stream is NULL. The new stream synchronizes with the legacy
- * default stream, because callers without their own stream use that one. te's CUcontext must be current. */
+/* Sets c->stream to cu_stream, or to a new stream, which synchronizes with the legacy default stream. te's CUcontext
+ * must be current. */
 static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
     te__cuda *c = te->cuda;
     te__cu_handle owner = NULL;
@@ -398,8 +388,8 @@ static te_result te__cuda_take_counter(te_ctx *te) {
     if (!code) code = te__cu.MemsetD8Async(address, 0, 256, te->cuda->stream);
     return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
 }
-/* Allocates the counters of out-of-range ids (core/outside.c) in pinned memory. Kernels and the host use the same
- * address (unified addressing). */
+/* Allocates the counters of out-of-range ids (core/outside.c) in pinned memory. Kernels use the host's address (unified
+ * addressing). */
 static te_result te__cuda_take_outside(te_ctx *te) {
     void *host = NULL;
     te__cu_result code = te__cu.MemHostAlloc(&host, TE__OUTSIDE_COUNT * sizeof(te__outside), TE__CU_HOST_MAPPED);
@@ -407,8 +397,8 @@ static te_result te__cuda_take_outside(te_ctx *te) {
     te->cuda->outside = (te__outside *)memset(host, 0, TE__OUTSIDE_COUNT * sizeof(te__outside));
     return TE_OK;
 }
-/* Called after a wait for the stream. If `code` says that the wait has failed, reports that error. Else, if `result` is
- * TE_OK, reports the out-of-range ids that kernels have found. Else returns `result`. */
+/* Called after a wait for the stream. Reports the error `code` of the wait, else `result`, else the out-of-range ids
+ * that kernels have found. */
 static te_result te__cuda_waited(te_ctx *te, te_result result, te__cu_result code, const char *call) {
     if (code) return te__cu_fail(te, call, code);
     return result == TE_OK ? te__outside_tell(te, te->cuda->outside) : result;
@@ -464,8 +454,8 @@ TE_API void *te_ctx_cu_stream(const te_ctx *te) {
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 
-/* Allocates device memory. Returns NULL without an error if there is not enough. The caller then releases the pool's
- * free blocks and tries once more, and reports the error if that fails too. */
+/* Allocates device memory. Returns NULL without an error if there is not enough: the caller frees cached blocks and
+ * tries again. */
 static void *te__cuda_mem_alloc(te_ctx *te, size_t bytes) {
     te__cu_address address = 0;
     te__cu_result code;
@@ -525,9 +515,8 @@ static te_result te__cuda_stage_open(te_ctx *te) {
     return TE_OK;
 }
 
-/* Copies `src` to the device through a ring of pinned memory, so the caller may reuse `src` on return. The host waits
- * for earlier work on the stream only if the whole ring is in use. A copy of at most TE__SMALL_UPLOAD bytes does not
- * use the ring, because the driver itself stages copies from pageable memory. */
+/* Copies `src` to the device. The caller may reuse `src` on return. The host waits only if the whole ring c->stage is
+ * in use. The driver itself stages small copies. */
 static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
     te__cuda *c = te->cuda;
     te__cu_result code = 0;
@@ -656,7 +645,7 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
     } memory;
     unsigned char *aligned = memory.bytes + (64 - ((uintptr_t)memory.bytes & 63)) % 64; /* the driver requires 64-byte
                                                                                          * alignment */
-    uint64_t starts = k->address; /* the bitwise OR of the address and all strides. A power of two that divides `starts`
+    uint64_t starts = k->address; /* the bitwise OR of the address and all strides: a power of two that divides `starts`
                                    * divides the address of every row */
     int i, promotion,
         swizzle = k->swizzle_bytes == 128  ? 3
@@ -686,11 +675,13 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
     return TE_OK;
 }
 
-/* Writes a CUtensorMap of 128 bytes, for TMA, to `out128`. dims[rank] and box[rank] are in elements, innermost
- * dimension first. strides_bytes[rank - 1] are the strides of the outer dimensions. swizzle_bytes is 0, 32, 64 or 128.
- * Writes zeros if the plan is only explained. Recent maps are cached because encoding a map takes host time. The L2
- * cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), or 128 bytes if a row may start at an address
- * that is not a multiple of 32 bytes (tests/bench/notes.md). */
+/* Writes a CUtensorMap of 128 bytes, for TMA, to `out128`; zeros if the plan is only explained.
+ * dims[rank] and box[rank] are in elements, innermost dimension first.
+ * strides_bytes[rank - 1] are the strides of the outer dimensions.
+ * swizzle_bytes is 0, 32, 64 or 128.
+ * L2 fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), or 128 bytes if rows may start off a multiple of
+ * 32 bytes (tests/bench/notes.md).
+ * Maps are cached, because encoding a map takes host time. */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank,
                                      const uint64_t *dims, const uint64_t *strides_bytes, const uint32_t *box,
                                      int swizzle_bytes) {
@@ -729,9 +720,8 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
 
 /* ---- a cache of planning ------------------------------------------------------------------------------------- */
 
-/* Returns the TE__MEMO_VALUE bytes that are cached for `key`. `key` has TE__MEMO_KEY bytes, not all of them 0. If
- * *known is false, the caller must fill in the returned bytes. Returns NULL if nothing can be cached for this plan. A
- * value must depend only on the key and the device. */
+/* Returns the TE__MEMO_VALUE bytes cached for `key` (TE__MEMO_KEY bytes, not all 0). If *known is false, the caller
+ * must fill them in, from the key and the device alone. Returns NULL if this plan cannot use the cache. */
 static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
     static const unsigned char free_key[TE__MEMO_KEY] = TE_ZERO;
     te__cuda *c = p->te->cuda;

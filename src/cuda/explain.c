@@ -1,5 +1,5 @@
-/* cuda/explain.c: describes plans without running them, and writes the report on drivers, GPUs and the compiler. This
- * file may use plans, the driver and the cache. It must not depend on which operations exist. */
+/* cuda/explain.c: describes plans without running them, and reports on drivers, GPUs and the compiler. This file must
+ * not depend on which operations exist. */
 
 /* ---- explanations ---- */
 
@@ -26,8 +26,8 @@ static void te__plan_describe(const te__plan *p, te_explanation *out) {
     snprintf(out->why, sizeof(out->why), "%s", p->why);
 }
 
-/* Plans a call and describes the plan in `out`. The args are already checked. If `sm` is 0, the plan is for the
- * context's GPU. Otherwise `sm` is the architecture to plan for, such as 80, and no GPU is needed. */
+/* Plans a call and describes the plan in `out`. The args are already checked. `sm` is an architecture such as 80, which
+ * needs no GPU; 0 means the context's GPU. */
 static te_result te__cuda_explain(te_ctx *te, const te__op_info *op, const void *args, int sm, te_explanation *out) {
     te__plan plan;
     te_result result;

@@ -1,6 +1,5 @@
-/* cuda/jit.c: finds the driver's function for a launch in the process's table of loaded kernels. Fills the table from
- * the cache, from NVRTC or from embedded PTX. This file may use everything in this folder except the launching of
- * kernels. It must not depend on what kernels compute. */
+/* cuda/jit.c: finds the driver's function for a launch in the process's table of loaded kernels. The table is filled
+ * from the cache, NVRTC or embedded PTX. */
 
 /* ---- names --------------------------------------------------------------------------------------------------- */
 
@@ -35,13 +34,12 @@ static const char *te__launch_text(const te__launch *l, char out[TE__LAUNCH_TEXT
 
 /* ---- the table ----------------------------------------------------------------------------------------------- */
 
-/* A kernel that is loaded in a CUcontext, or one that is known to be unavailable there. The names of family, kernel and
- * options are static strings. */
+/* A kernel that is loaded in a CUcontext, or unavailable there. All names are static strings. */
 typedef struct te__jit_entry {
     struct te__jit_entry *next;
     uint64_t hash;
-    te__cu_handle context, module, function; /* If `function` is NULL, the kernel is unavailable: there is neither NVRTC
-                                              * nor a cubin. */
+    te__cu_handle context, module, function; /* `function` NULL: the kernel is unavailable, because there is neither
+                                              * NVRTC nor a cubin */
     const char *family, *kernel;
     te__option option[TE__MAX_OPTIONS];
     int num_options;
@@ -50,25 +48,23 @@ typedef struct te__jit_entry {
     unsigned shared_bytes; /* the current limit of dynamic shared memory of `function`, in bytes */
 } te__jit_entry;
 
-/* The number of te_ctx contexts that use a CUcontext. When the last one is destroyed, the modules loaded in the
- * CUcontext are unloaded. This is necessary because the caller may then destroy the CUcontext, and the driver may
- * create a new one at the same address. */
+/* The number of te_ctx contexts that use a CUcontext. The last one unloads the modules, because a later CUcontext may
+ * have the same address. */
 typedef struct te__jit_user {
     struct te__jit_user *next;
     te__cu_handle context;
     int count;
 } te__jit_user;
 
-/* For at most TE__SHARED_FREE bytes of dynamic shared memory, no function attribute is set. Without the attribute the
- * driver allows 48 KB for static and dynamic shared memory together. */
+/* Up to this dynamic shared memory, in bytes, no function attribute is set. Without it the driver allows 48 KB, static
+ * memory included. */
 enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 };
 
 static te__mutex te__jit_mutex = TE__MUTEX_INIT;
 static te__jit_entry *te__jit_table[TE__JIT_BUCKETS];
 static te__jit_user *te__jit_users;
 
-/* Hashes a launch. The names of the options are not hashed: they are the same, in the same order, in all launches of a
- * kernel. */
+/* Hashes a launch. All launches of a kernel have the same names of options, so only the values are hashed. */
 static uint64_t te__jit_hash(te__cu_handle context, const te__launch *l, bool baseline) {
     uint64_t words[TE__MAX_OPTIONS + 2];
     words[0] = (uint64_t)(uintptr_t)context;
@@ -89,7 +85,7 @@ static bool te__same_launch(const te__launch *a, const char *family, const char 
 }
 
 /* Returns the entry of a launch in te__jit_table, or NULL. The caller must hold te__jit_mutex. An entry stays until no
- * context uses its CUcontext. */
+ * te_ctx uses its CUcontext. */
 static te__jit_entry *te__jit_search(te__cu_handle context, const te__launch *l, bool baseline, uint64_t hash) {
     te__jit_entry *e = te__jit_table[hash % TE__JIT_BUCKETS];
     while (e && !(e->hash == hash && e->context == context && e->baseline == baseline &&
@@ -106,8 +102,8 @@ static te__jit_entry *te__jit_find(te__cu_handle context, const te__launch *l, b
     return e;
 }
 
-/* Adds a loaded kernel to te__jit_table. If another thread has added the kernel in the meantime, keeps the entry of
- * that thread and unloads `module`. Returns false if memory runs out. */
+/* Adds a loaded kernel to te__jit_table. If another thread has just added the kernel, unloads `module`. Returns false
+ * if memory runs out. */
 static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, bool follows,
                            te__cu_handle module, te__cu_handle function) {
     te__jit_entry *e = (te__jit_entry *)malloc(sizeof(te__jit_entry)), **bucket;
@@ -154,8 +150,7 @@ static bool te__jit_enter(te__cu_handle context) {
     return u != NULL;
 }
 
-/* Removes one user of a CUcontext. When no user is left, unloads the modules of the CUcontext. The CUcontext must be
- * current. */
+/* Removes one user of a CUcontext, which must be current. The last one unloads the modules of the CUcontext. */
 static void te__jit_leave(te__cu_handle context) {
     te__jit_user **at, *u;
     te__mutex_lock(&te__jit_mutex);
@@ -276,8 +271,7 @@ static te_result te__jit_job_try(te__jit_job *j) {
         return TE_ERR_COMPILE;
     }
     result = te__jit_cache_or_compile(j, &unit, &key);
-    /* the compiler's messages show the user's code (te__code in core/plan.c) only as macros, so the code itself is
-     * added */
+    /* the compiler's messages show the user's code (te__code in core/plan.c) only as macros */
     if (result == TE_ERR_COMPILE && code) te__text_printf(&j->why, "\nThe code of the call is\n%s", code->text);
     return result;
 }
@@ -308,9 +302,9 @@ static void te__jit_run(te__jit_job *jobs, int count) {
 
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
-/* Loads an image and adds its kernel to te__jit_table. For a PTX image the driver compiles the kernel here. te's
- * CUcontext must be current. `maker` says, in messages, where the image comes from. If `quiet` is true and the driver
- * rejects the image, returns TE_ERR_DEVICE without a message. */
+/* Loads an image and adds its kernel to te__jit_table. The driver compiles a PTX image here. te's CUcontext must be
+ * current. `maker` is the origin of the image, for messages. `quiet`: a rejected image gives TE_ERR_DEVICE without a
+ * message. */
 static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image,
                                     const char *maker, bool quiet) {
     enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6 }; /* CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES */
@@ -360,8 +354,7 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
     te_result result = j->result;
     te__jit_count(te, j);
     if (result == TE_OK) {
-        /* The cached image may have been compiled for another driver. If this driver rejects it, compile the kernel
-         * again. */
+        /* The cached image may be for another driver. If this driver rejects the image, compile again. */
         bool again = !j->compiled && j->nvrtc;
         result = te__jit_load_image(te, j->launch, false, j->image.s, maker, again);
         if (result == TE_ERR_DEVICE && again) {
@@ -386,8 +379,8 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
 
 static int te__driver_major(void) { return te__cu.ready ? te__cu.version / 1000 : 0; }
 
-/* Loads or compiles kernels on several threads and adds them to te__jit_table. te's CUcontext must be current. A kernel
- * that is missing because there is no NVRTC is not an error here: it gets an entry without a function. */
+/* Loads or compiles kernels on several threads. te's CUcontext must be current. Without NVRTC, a missing kernel gets an
+ * entry without a function, not an error. */
 static te_result te__jit_load(te_ctx *te, const te__launch *const *launches, int count) {
     te__jit_job *jobs = (te__jit_job *)te__alloc_zero(te, (size_t)count * sizeof(te__jit_job));
     te_result result = TE_OK;
@@ -451,9 +444,8 @@ static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_e
     return te__cu_fail(te, call, code);
 }
 
-/* Looks up the kernel of a launch in te__jit_table. If `baseline` is true, looks for its version from the embedded PTX.
- * Returns false if the table does not have it. Otherwise returns true and sets *result. If *result is TE_OK, also sets
- * *function. te's CUcontext must be current. */
+/* Looks up the kernel of a launch in te__jit_table; `baseline`: its embedded PTX version. Returns false if the table
+ * lacks the kernel. Else sets *result, and *function on success. te's CUcontext must be current. */
 static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function, te_result *result) {
     te__jit_entry *e = te__jit_find(te->cuda->context, l, baseline);
     if (!e) return false;
@@ -476,8 +468,8 @@ static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_ha
     return te__jit_get_loaded(te, l, baseline, function, &result) ? result : te__jit_fail_missing(te, l);
 }
 
-/* Returns whether the kernels of all launches are available. With NVRTC they always are. Without NVRTC, a cache must
- * have all of them. te's CUcontext must be current. */
+/* Returns whether the kernels of all launches are available: always with NVRTC, else if a cache has all of them. te's
+ * CUcontext must be current. */
 static bool te__jit_has(te_ctx *te, const te__launch *launches, int count) {
     if (te__nvrtc_open(te__driver_major(), NULL)) return true;
     for (int i = 0; i < count; i++) {

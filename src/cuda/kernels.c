@@ -1,5 +1,5 @@
-/* cuda/kernels.c: the source text of every kernel, and the "// te:" marks in the text. This file identifies files by
- * their path below src/. It must not depend on the driver or NVRTC. */
+/* cuda/kernels.c: the source text of every kernel, and its "// te:" marks. File paths are relative to src/. This file
+ * must not depend on the driver or NVRTC. */
 
 typedef struct te__source {
     const char *path; /* below src/ */
@@ -33,8 +33,8 @@ static const te__kernel_file *te__kernels_find(const te__kernels *k, const char 
     return NULL;
 }
 
-/* `text` is the content of a te_kernels.cu.inc. Each section of it replaces the embedded file with the same path.
- * `text` is modified, and k keeps pointers into it. */
+/* `text` is a te_kernels.cu.inc. Its sections replace the embedded files with the same paths. Modifies `text`; k keeps
+ * pointers into it. */
 static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
     static const char mark[] = "//// file: ";
     const size_t mark_size = sizeof(mark) - 1;
@@ -64,8 +64,8 @@ static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
     return sections > 0;
 }
 
-/* Joins the embedded lines to one text per file. `replacement` is NULL or the path of a te_kernels.cu.inc that replaces
- * some of the files. On failure returns NULL and stores the reason in `why`. */
+/* Joins the embedded lines to one text per file. `replacement` is NULL or the path of a te_kernels.cu.inc. On failure
+ * returns NULL and writes the reason to `why`. */
 static te__kernels *te__kernels_open(const char *replacement, te__text *why) {
     te__kernels *k = (te__kernels *)calloc(1, sizeof(te__kernels));
     size_t used = 0;
@@ -116,8 +116,8 @@ static const te__kernels *te__kernels_get(te__text *why) {
 
 /* ---- marks --------------------------------------------------------------------------------------------------- */
 
-/* A kernel's text may begin with several lines of the form "// te:NAME value". Finds line number `index` (from 0) among
- * the lines with the given name, and copies its value, cut to `size` bytes. Returns false if there is no such line. */
+/* Copies the value of mark number `index` (from 0) with this name, cut to `size` bytes. A mark is a line "// te:NAME
+ * value" at the head of a kernel's text. Returns false without such a mark. */
 static bool te__kernel_mark(const char *text, const char *name, int index, char *value, size_t size) {
     size_t n = strlen(name);
     while (strncmp(text, "//", 2) == 0) {
@@ -154,8 +154,8 @@ static te__kernel_marks te__kernel_marks_of(const char *text) {
     return m;
 }
 
-/* Returns whether the kernel calls te_follow (device/base.cuh), which waits for the earlier kernels. Such a kernel may
- * be launched before the previous kernel ends. */
+/* Returns whether the kernel calls te_follow (device/base.cuh) and so may be launched before the previous kernel
+ * ends. */
 static bool te__kernel_follows(const char *family, const char *kernel) {
     static const char entry[] = "extern \"C\" __global__";
     te__text why = TE_ZERO;
@@ -183,8 +183,8 @@ typedef struct te__unit {
     int num_files;
 } te__unit;
 
-/* Adds to the unit all files that the text of u->file[index] includes, also by a conditional #include. So the digest of
- * the unit (te__unit_digest) may depend on too many files, but never on too few. */
+/* Adds all files that u->file[index] includes, conditionally or not, to the unit. The digest of the unit may cover too
+ * many files, but never too few. */
 static bool te__unit_add_includes(const te__kernels *k, te__unit *u, int index, te__text *why) {
     static const char word[] = "#include \"";
     for (const char *line = u->file[index]->text, *end; line; line = end ? end + 1 : NULL) {

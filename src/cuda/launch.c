@@ -1,5 +1,5 @@
-/* cuda/launch.c: opens and closes a context's CUDA device, runs plans, and loads kernels in a warm-up. This file may
- * use plans, the driver's functions and the stream. It must not depend on operations. */
+/* cuda/launch.c: opens and closes a context's CUDA device, launches plans, and loads kernels in a warm-up. This file
+ * must not depend on operations. */
 
 /* ---- opening and closing ------------------------------------------------------------------------------------- */
 
@@ -70,8 +70,8 @@ static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     p->baseline = false;
 }
 
-/* Returns whether some kernel of the plan can neither be compiled, because NVRTC is missing, nor be read from a cache.
- * The caller must then plan again with p->baseline, which uses only embedded kernels. */
+/* Returns whether a kernel of the plan is unavailable: no NVRTC and no cubin. The caller must then plan again with
+ * p->baseline, which uses only embedded kernels. */
 static bool te__cuda_plan_lacks_kernels(te_ctx *te, const te__plan *p) {
     bool pushed, lacks;
     if (p->baseline || te__nvrtc_open(te__driver_major(), NULL) || te__cuda_enter(te, &pushed) != TE_OK) return false;
@@ -87,8 +87,8 @@ static void te__cuda_drop_options(te__plan *p) {
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
-/* Queues the launches of the plan on te's stream. If a kernel is not loaded yet, the plan waits in the queue of
- * cuda/queue.c, or the host compiles the kernel first. te's CUcontext must be current. */
+/* Queues the launches of the plan on te's stream. A plan with a missing kernel waits in cuda/queue.c, or for the
+ * compilation. te's CUcontext must be current. */
 static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
     te_result result = TE_OK;
     te__cuda_drop_options(p);

@@ -1,5 +1,5 @@
-/* cuda/none.c: used in place of the folder cuda/ if TE_NO_CUDA is defined: then there is no GPU backend. Each function
- * that other folders call fails here with an error that names TE_NO_CUDA. */
+/* cuda/none.c: replaces the folder cuda/ if TE_NO_CUDA is defined. Each function fails with an error that names
+ * TE_NO_CUDA. */
 
 static te_result te__cuda_open_device(te_ctx *te, int ordinal, const te_ctx_desc *desc) {
     (void)desc;

@@ -1,5 +1,4 @@
-/* cuda/nvrtc.c: the interface to libnvrtc. It compiles a kernel's text to a cubin, or to PTX if NVRTC does not support
- * the GPU yet. This file may use NVRTC and the kernels' texts. It must not depend on the driver, contexts or files.
+/* cuda/nvrtc.c: the interface to libnvrtc. It compiles a kernel's text to a cubin, or to PTX for GPUs newer than NVRTC.
  * Every function may be called from any thread. */
 
 typedef int te__nvrtc_result;
@@ -32,8 +31,7 @@ typedef struct te__nvrtc {
     te__lib lib;
     int major, minor;
     int archs[TE__MAX_ARCHS], num_archs;
-    char compiler[40]; /* version and build, such as "nvrtc13.0-1a2b3c4d"; part of the cache key and file name of a
-                        * cubin */
+    char compiler[40]; /* version and build, such as "nvrtc13.0-1a2b3c4d"; in the cache key and file name of a cubin */
 } te__nvrtc;
 
 #define TE__NVRTC_INSTALL                                                                                     \
@@ -89,9 +87,8 @@ static te__nvrtc te__nvrtc_of_process;
 static int te__nvrtc_state; /* 0: not searched yet; 1: found; -1: not found, and te__nvrtc_reason says why */
 static te__text te__nvrtc_reason;
 
-/* Returns NVRTC, which is searched for once per process. If no usable NVRTC is found, returns NULL and adds the reason
- * to `why`, which may be NULL. `newest` is the newest major version of CUDA whose cubins the driver accepts; if it is
- * 0, any version is usable. */
+/* Returns NVRTC, searched for once per process. If none is usable, returns NULL and adds the reason to `why` (may be
+ * NULL). `newest` is the newest CUDA major version of the driver; 0: any. */
 static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     int state;
     te__mutex_lock(&te__nvrtc_mutex);
@@ -105,11 +102,10 @@ static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     return state > 0 ? &te__nvrtc_of_process : NULL;
 }
 
-/* Writes to `name` the compilation target for a GPU of architecture `sm`. If NVRTC knows the architecture, the target
- * is a cubin for exactly this architecture, such as "sm_90a". If the GPU is newer than NVRTC, the target is PTX, such
- * as "compute_90", which the driver then compiles. If `n` is NULL, there is no NVRTC. Then `name` is used only to look
- * for cubins in the disk cache, so it is written as if NVRTC knew the architecture. Returns false if NVRTC has no
- * suitable architecture. */
+/* Writes the compilation target for a GPU of architecture `sm`: a cubin such as "sm_90a", or PTX such as "compute_90"
+ * if the GPU is newer than NVRTC.
+ * `n` is NULL without NVRTC. Then the target is a cubin, to be searched in the disk cache.
+ * Returns false if NVRTC has no suitable architecture. */
 static bool te__nvrtc_arch(const te__nvrtc *n, int sm, char *name, size_t size) {
     int i, best = 0;
     bool known = !n;
@@ -164,9 +160,10 @@ static bool te__nvrtc_take(const te__nvrtc *n, te__nvrtc_program program, bool p
     return true;
 }
 
-/* Compiles a unit (a kernel's file and the files that it includes). `options` is a text such as "X_DT=3,Y_DT=3". With
- * an `arch` such as "sm_90a" the image is a cubin. With an `arch` such as "compute_80" it is PTX that ends with a 0
- * byte. `extra` is NULL or one more compiler option. Adds the compiler's messages to `log`, even on success. */
+/* Compiles a unit: a kernel's file and the files that it includes.
+ * `options` is a text such as "X_DT=3,Y_DT=3". `extra` is NULL or one more compiler option.
+ * `image` becomes a cubin for an `arch` such as "sm_90a", or PTX with a final 0 byte for "compute_80".
+ * Adds the compiler's messages to `log`, even on success. */
 static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char *options, const char *arch,
                               const char *extra, te__text *image, te__text *log) {
     const char *texts[TE__MAX_UNIT_FILES], *names[TE__MAX_UNIT_FILES];

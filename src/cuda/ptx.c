@@ -1,8 +1,7 @@
-/* cuda/ptx.c: the embedded PTX of kernels marked te:baseline, for machines without NVRTC. This file depends on no other
- * part of te.h but basic text functions. */
+/* cuda/ptx.c: the embedded PTX of kernels marked te:baseline, for machines without NVRTC. This file depends on text
+ * functions only. */
 
-/* The PTX of one kernel marked te:baseline. The PTX of all kernels is packed as one text, because the kernels have much
- * in common. */
+/* The PTX of one kernel. All kernels have much in common, so their PTX is packed as one text. */
 typedef struct te__baseline {
     const char *kernel;      /* "norm/norm_fwd" */
     const char *text_digest; /* te__unit_digest of its source */
@@ -12,14 +11,13 @@ typedef struct te__baseline {
 
 /* ---- embedded PTX --------------------------------------------------------------------------------------------
  *
- * The compiler numbers the registers and labels of a whole kernel in sequence, so equal pieces of code have different
- * texts. So that the embedded text compresses better, each such number in it is replaced by its signed difference from
- * the previous number of the same kind, as in "%f+1" or "%rd-12". tools/te_ptx.c writes this text. */
+ * tools/te_ptx.c writes this text. Each number of a register or label is replaced by its signed difference from the
+ * previous number of that kind, as in "%f+1" or "%rd-12". Equal code then has equal text, which compresses better. */
 
 static const char *const te__ptx_kinds[] = {"%r", "%rd", "%rs", "%f", "%fd", "%p", "$L__BB0_"};
 
-/* Returns the kind of the register or label whose name begins at `text`, or -1 if no name begins there. Sets *size to
- * the length of the name before its number. The number begins with a digit or a sign. */
+/* Returns the kind of the register or label at `text`, or -1. Sets *size to the length of the name before its number.
+ * The number begins with a digit or a sign. */
 static int te__ptx_kind(const char *text, size_t *size) {
     if (*text != '%' && *text != '$') return -1;
     for (int i = 0; i < TE__COUNT(te__ptx_kinds); i++) {
@@ -65,8 +63,7 @@ static char *te__baseline_unpack(void) {
     return (char *)text;
 }
 
-/* Adds the PTX of a kernel to `ptx`. Returns false if there is none. The packed text is unpacked once per process and
- * then kept. */
+/* Adds the PTX of a kernel to `ptx`. Returns false if there is none. Unpacks the text once per process. */
 static bool te__baseline_find(const char *family, const char *kernel, te__text *ptx) {
     const char *text;
     char name[160];

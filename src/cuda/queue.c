@@ -1,12 +1,9 @@
-/* cuda/queue.c: launches the kernels of a plan on the stream, at once or through a queue while other threads compile
- * the kernels. This file may use the table of kernels and the stream. It must not depend on operations.
+/* cuda/queue.c: launches the kernels of a plan on the stream, at once or through a queue. This file must not depend on
+ * operations.
  *
- * The first step of a model needs dozens of kernels that no cache has. Compiling them one after another would take
- * long. So inside a forward, a backward or an optimizer step, a launch whose kernel is missing waits in a queue. A
- * thread starts to compile the kernel, and the host continues with the next operations. All later work for the stream
- * is queued after that launch, so the order stays the same. The queue sends launches as soon as their kernels are
- * ready. It is emptied completely when the host needs the device: for a copy to the host, te_synchronize, te_ok, a
- * release of memory, or a graph. */
+ * Inside a forward, a backward or an optimizer step, a launch whose kernel is missing waits in a queue while a thread
+ * compiles the kernel. The host continues, and queues all later work for the stream behind that launch. The queue is
+ * emptied when the host needs the device. */
 
 /* ---- one launch ---------------------------------------------------------------------------------------------- */
 
@@ -16,9 +13,8 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     char call[TE__LAUNCH_TEXT + 160], name[TE__LAUNCH_TEXT];
     const char *function_name = "cuLaunchKernel";
     params[0] = l->args;
-    /* `follows`: the launch may start before the previous kernel ends. A cooperative launch needs the whole GPU, so it
-     * may not start early. In a capture, the launch attribute for an early start needs a driver for CUDA 12.4 or
-     * later. */
+    /* A cooperative launch needs the whole GPU, so it may not start early. In a capture, an early start needs a driver
+     * for CUDA 12.4 or later. */
     bool follows = l->follows && !l->cooperative && (!te->capture || te__cu.version >= 12040);
     if (l->cluster > 1 || l->cooperative || follows) {
         te__cu_launch_attribute attribute[3];
@@ -64,30 +60,25 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
 
 /* ---- kernels to be compiled ---------------------------------------------------------------------------------- */
 
-/* The state of an order, which is a request to compile a kernel.
- * - WAITING: no thread has started to compile the kernel.
- * - TAKEN: a thread compiles it.
- * - MADE: the compilation has ended, with success or not. */
+/* The state of an order (a request to compile a kernel). MADE: the compilation has ended, with success or not. */
 typedef enum te__order_state { TE__ORDER_WAITING, TE__ORDER_TAKEN, TE__ORDER_MADE } te__order_state;
 typedef struct te__jit_order {
     struct te__jit_order *next;
     te__launch launch; /* the launch, without its arguments */
     te__jit_job job;
     te__order_state state; /* guarded by the queue's mutex */
-    bool closed;           /* true: the kernel is in te__jit_table, or `result` is an error; only the context's thread
-                            * uses this field */
+    bool closed;           /* the kernel is in te__jit_table, or `result` is an error; used only on the context's
+                            * thread */
     te_result result;
-    char module_path[sizeof(((te_ctx *)0)->module_path)]; /* the module path of the call that first needed the kernel,
-                                                           * for messages */
+    char module_path[sizeof(((te_ctx *)0)->module_path)]; /* the module path of the call that first needed the kernel */
 } te__jit_order;
 
-/* An entry of the queue: a launch, or a write to device memory if launch.kernel is NULL. The arguments of the launch or
- * the bytes to write follow this struct in memory. */
+/* An entry of the queue: a launch, or a write to device memory if launch.kernel is NULL. The arguments or the bytes to
+ * write follow in memory. */
 typedef struct te__queued {
     struct te__queued *next;
     size_t size; /* the size of this allocation */
-    uint64_t plan; /* the number of the entry's plan: after a failed launch, the other launches of the same plan are
-                    * dropped */
+    uint64_t plan; /* the number of the entry's plan: a failed launch drops the plan's other launches */
     te__jit_order *order; /* NULL: the kernel is in te__jit_table */
     te__launch launch;
     bool baseline;
@@ -135,8 +126,7 @@ static void te__queue_worker(void *user) {
     te__mutex_unlock(&q->mutex);
 }
 
-/* An order is a request to compile a kernel. Returns the order for this launch's kernel, and creates it if there is
- * none. Returns NULL if memory runs out. */
+/* Returns the order (request to compile) for this launch's kernel, which may be new. NULL if memory runs out. */
 static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *l) {
     te__jit_order *o, **end = &q->orders;
     for (; (o = *end) != NULL; end = &o->next)
@@ -162,9 +152,8 @@ static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *
     return o;
 }
 
-/* If the compilation for the order o has ended, adds the kernel to te__jit_table. If the compilation or this
- * addition has failed, sets o->result to the error instead. In both cases the order is then closed. If `wait` is true,
- * first compiles the kernel, or waits until another thread has compiled it. Returns whether the order is closed. */
+/* Closes the order if its compilation has ended: adds the kernel to te__jit_table, or sets o->result to an error.
+ * `wait`: first compiles the kernel, or waits for the thread that does. Returns whether the order is closed. */
 static bool te__order_closed(te_ctx *te, te__queue *q, te__jit_order *o, bool wait) {
     char path[sizeof(te->module_path)];
     bool made;
@@ -199,12 +188,11 @@ static te_result te__queued_send(te_ctx *te, te__queued *e) {
     return code ? te__cu_fail(te, e->host ? "copy to the device: cuMemcpyHtoDAsync" : "cuMemsetD8Async", code) : TE_OK;
 }
 
-/* Launches entries from the front of the queue until one has a kernel that is not compiled yet. If `wait` is true,
- * waits for such kernels and launches all entries. te's CUcontext must be current. */
+/* Launches entries from the front of the queue until one lacks its kernel. `wait`: waits for kernels, and launches all.
+ * te's CUcontext must be current. */
 static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
     te_result first_failure = TE_OK;
-    /* A log function that is called below may call te_ok, and te_ok calls te__queue_settle, which calls this function.
-     * While `sending` is true, te__queue_settle does nothing. */
+    /* A log function that is called below may call te_ok, which calls te__queue_settle. */
     q->sending = true;
     while (q->first) {
         te__queued *e = q->first;
@@ -307,8 +295,7 @@ static te_result te__queue_write(te_ctx *te, void *dst, const void *host, size_t
 /* Returns whether the queue holds launches. If so, later work must be queued after them. */
 static bool te__queue_waits(const te_ctx *te) { return te->cuda->queue && te->cuda->queue->first; }
 
-/* Returns whether a plan may wait in the queue for missing kernels. It may not if other code can queue work on the
- * stream or inspect the stream. */
+/* Returns whether a plan may wait in the queue for kernels. It may not if other code can use or inspect the stream. */
 static bool te__queue_may_wait(const te_ctx *te, const te__plan *p) {
     return te->regions > 0 && te->cuda->own_stream && !te->cuda->stream_shown && !te->debug_sync && !te->capture &&
            !p->baseline && te__nvrtc_open(te__driver_major(), NULL);

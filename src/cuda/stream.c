@@ -1,11 +1,11 @@
-/* cuda/stream.c: the functions of te__device for streams other than the context's own, for events and for pinned
- * memory. This file may call the driver. It must not depend on kernels.
+/* cuda/stream.c: the functions of te__device for other streams than the context's own, for events and for pinned
+ * memory. This file must not depend on kernels.
  *
- * Launches may still wait in a queue for their kernels (cuda/queue.c). They are launched before an event is recorded on
- * the context's own stream, and before that stream waits for an event. */
+ * Launches that wait for their kernels (cuda/queue.c) come before an event is recorded on the context's own stream, and
+ * before that stream waits for an event. */
 
-/* Returns the driver's handle of a stream. If s is NULL, first launches everything that waits for its kernel, and
- * returns the handle of the context's own stream. */
+/* Returns the driver's handle of a stream. If s is NULL, returns the context's own stream, after launching everything
+ * that waits for its kernel. */
 static te__cu_handle te__cuda_stream_of(te_ctx *te, const te__stream *s) {
     if (s) return s->handle;
     te__cuda_settle(te); /* if a kernel does not compile, this call sets the error */

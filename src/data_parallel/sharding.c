@@ -1,6 +1,5 @@
-/* data_parallel/sharding.c: units, their flags (te_fsdp_state), and the gradient exchanges of a pipeline stage. A
- * unit is a module whose gradients the ranks exchange together. This file may use the module tree, groups and
- * gradients. It must not depend on what a module computes. */
+/* data_parallel/sharding.c: units, their flags (te_fsdp_state), and the gradient exchanges of a pipeline stage. A unit
+ * is a module whose gradients the ranks exchange together. This file must not depend on what a module computes. */
 
 #define TE__UNIT "te.unit" /* the module attribute that holds the te__dp_unit */
 typedef struct te__dp_unit {
@@ -84,9 +83,9 @@ static te_result te__unit_move(te_tensor *x, te_tensor *out, float factor) {
     a.alpha = factor;
     return a.x && a.out ? te_op_axpby(x->te, &a) : te_error_code(x->te);
 }
-/* Returns one f32 vector. It holds all gradients one after another, with zeros for a parameter that has no gradient.
- * Then follows one number per parameter: 1 if this rank has a gradient for it, else 0. After an all-reduce, this number
- * is the number of ranks that have a gradient for it. Sets *lacks to true if a gradient is missing on this rank. */
+/* Returns one f32 vector of all gradients; a missing gradient counts as zeros.
+ * Then follows one number per parameter: 1 if this rank has a gradient, else 0. The all-reduce counts these ranks.
+ * Sets *lacks if this rank lacks a gradient. */
 static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor **grads, bool *lacks) {
     te_tensor *flat = te__empty_1d(te, TE_F32, p->numel + p->n);
     int64_t at = 0;
@@ -107,8 +106,8 @@ static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor 
     }
     return result == TE_OK ? flat : NULL;
 }
-/* Stores the summed gradients, times `factor`, as the gradients of the parameters. A parameter without a gradient on
- * this rank gets one if another rank has one. */
+/* Stores the summed gradients, times `factor`, as gradients of the parameters. A gradient is created if only other
+ * ranks have it. */
 static te_result te__unit_spread(te__dp_unit *u, const te__unit_params *p, te_tensor *flat, te_tensor **grads,
                                  bool lacks, float factor) {
     te_ctx *te = u->module->te;
@@ -171,8 +170,8 @@ static te_result te__unit_exchange(te__dp_unit *u) {
     return result;
 }
 
-/* Marks the variables that a backward pass from the `count` tensors y can reach. If the pass fails, its nodes are gone;
- * the marks then tell which groups of ranks must be informed. */
+/* Marks the variables that a backward pass from the `count` tensors y can reach. The marks outlive a failed pass, and
+ * tell which ranks must be informed. */
 static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y, int count) {
     const uint64_t pass = ++te->tape.passes;
     int i, k;
@@ -190,8 +189,7 @@ static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y
             if (again->params[k]->var) again->params[k]->var->pass = pass;
     }
 }
-/* Returns whether te__units_mark has marked a parameter of m, or of a module below m, in the backward pass number
- * `pass`. */
+/* Returns whether te__units_mark has marked a parameter of m, or of a module below, in the pass number `pass`. */
 static bool te__units_are_marked(const te_module *m, uint64_t pass) {
     bool marked = false;
     int i;
@@ -206,10 +204,8 @@ static bool te__units_are_deferred(const te_module *root) {
     while (d && !te__scaling_below(d->owner, root)) d = d->next;
     return d != NULL;
 }
-/* Exchanges the gradients at the end of a backward pass. If the pass has reached any unit of a model on this rank,
- * exchanges the gradients of all units of this model, because other ranks may have reached other units. If the pass has
- * failed, finds the model that the pass has run through, and informs the group of ranks of this model. Only these ranks
- * wait for this rank. */
+/* Exchanges the gradients at the end of a backward pass. If the pass has reached one unit of a model, exchanges all its
+ * units, because other ranks may have reached others. After a failure, informs the ranks of the failed model. */
 static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result result) {
     te__dp_unit *u, *other;
     if (te->warming) return result;
@@ -372,8 +368,8 @@ static bool te__is_multimodal(const char *name) {
         if (strcmp(name, names[i]) == 0) return true;
     return false;
 }
-/* Searches the tree below m for multimodal towers and projectors. Visits each tower or projector together with all
- * modules below it, and does not search inside of it. */
+/* Visits the multimodal towers and projectors below m, each with all modules below it. Does not search inside of
+ * them. */
 static void te__units_multimodal(te__unit_walk *w, te_module *m) {
     int i;
     for (i = 0; i < m->num_children; i++) {
@@ -464,8 +460,7 @@ TE_API te_result te_fsdp_post_backward(te_module *unit) {
     return result == TE_OK ? te__unit_root_callback(u) : result;
 }
 
-/* Marks module m as chosen if it is a unit. te__units_exchange_chosen then exchanges the gradients of the chosen
- * units. */
+/* Marks module m as chosen for te__units_exchange_chosen if it is a unit. */
 static bool te__unit_choose(void *user, te_module *m) {
     te__dp_unit *u = te__unit_of(m);
     (void)user;
@@ -486,8 +481,8 @@ static te_result te__units_exchange_chosen(te_ctx *te) {
     }
     return result;
 }
-/* Called when the backward pass of this rank has failed. Tells this to the other ranks, which wait in the exchange of
- * the first chosen unit. */
+/* Called when the backward pass of this rank has failed. Informs the other ranks, which wait in the exchange of the
+ * first chosen unit. */
 static te_result te__units_refuse_chosen(te_ctx *te, te_result result) {
     te__dp_unit *u, *first = NULL;
     for (u = te__sharding_of(te)->units; u; u = u->next) {
@@ -526,8 +521,8 @@ static te_result te__stage_check(te_module *stage, const te_stage_backward_desc 
         "te_stage_backward: %d outputs, and stage_outputs %s; the tensors that the forward has made are needed",
         d->num_outputs, d->stage_outputs ? "has a NULL" : "is NULL");
 }
-/* Runs the backward passes of a stage that is one unit: one pass per output (te__stage_run). The gradients are
- * exchanged only once, after all these passes, and only if d->last_backward is true. */
+/* Computes the backward passes of a stage that is one unit, one per output. Exchanges the gradients once, at the end,
+ * and only if d->last_backward is true. */
 static te_result te__stage_run_whole(te_module *stage, te__dp_unit *u, const te_stage_backward_desc *d) {
     const te_fsdp_state before = u->state;
     te_result result;

@@ -1,8 +1,8 @@
-// device/base.cuh: number formats in memory, warp and block reductions, and small math functions. Every kernel includes
-// this file. It must not depend on any operation.
+// device/base.cuh: number formats in memory, warp and block reductions, small math functions. This file must not depend
+// on any operation.
 //
-// NVRTC compiles this file without any toolkit header. Conversions use hardware instructions on architectures that have
-// them, and the integer code of base/numbers.h on others. Both give the same bits.
+// NVRTC compiles this file without any toolkit header. Conversions use hardware instructions or, with equal bits, the
+// integer code of base/numbers.h.
 #pragma once
 #include "api/enums.h"
 #include "base/numbers.h"
@@ -16,8 +16,7 @@ typedef unsigned long long te_u64;
 typedef long long te_i64;
 
 #define TE_DEV __device__ __forceinline__
-// The tool te_ptx defines TE_SMALL when it compiles embedded PTX. This PTX is a part of te.h, so it must be small.
-// TE_SMALL changes three macros:
+// TE_SMALL is defined for the embedded PTX, which is a part of te.h and must be small. It changes three macros:
 //   TE_DEV_CALL      The function is called, not inlined. Used for format conversions that are called in many places.
 //   TE_UNROLL(n)     The loop is not unrolled.
 //   TE_WIDE(vector)  The value is 0: rows are read element by element.
@@ -41,14 +40,13 @@ typedef long long te_i64;
 #define TE_HAS_FP8_CVT 0
 #endif
 
-// Waits until all earlier kernels in the stream have ended and their writes are visible. Write the call as a statement
-// of its own at the top level of a kernel. Only work that needs no memory may come before it. A kernel that contains
-// this call is launched early: its blocks may become resident while the previous kernel ends (programmatic dependent
-// launch). Before the call, the kernel must not access device memory other than its arguments.
-// After the wait, a kernel of at most 64 blocks lets the next kernel become resident at once. A larger kernel does so
-// only near its own end. Otherwise its blocks would be slowed down by the waiting blocks of the next kernel
-// (tests/bench/notes.md). The order of kernels stays safe: the next kernel waits for this one, and this one has already
-// waited for all earlier ones.
+// Waits until all earlier kernels in the stream have ended and their writes are visible. A kernel with this call is
+// launched early: its blocks may start while the previous kernel ends (programmatic dependent launch).
+// Write the call as a statement of its own at the top level of a kernel. Before the call, the kernel must not access
+// device memory other than its arguments.
+// Afterwards, a kernel of at most 64 blocks lets the next kernel start. A larger kernel does so only at its end,
+// because waiting blocks slow down running ones (tests/bench/notes.md). The next kernel then waits for this one, so the
+// order stays safe.
 TE_DEV void te_follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -81,8 +79,7 @@ TE_DEV te_u32 te_f32x2_to_half(float a, float b, int dt) {
     else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
     return r;
 }
-// Converts two f32 to two FP8 codes, with `a` in the low byte. The cvt instruction saturates large finite values and
-// infinities, and keeps NaN.
+// Converts two f32 to two FP8 codes, with `a` in the low byte. Saturates large values and infinities, and keeps NaN.
 TE_DEV_CALL te_u16 te_f32x2_to_fp8(float a, float b, int dt) {
 #if TE_HAS_FP8_CVT
     te_u16 r;
@@ -97,8 +94,7 @@ TE_DEV_CALL te_u16 te_f32x2_to_fp8(float a, float b, int dt) {
 #endif
 }
 TE_DEV_CALL float te_fp8_to_f32(te_u8 c, int dt) { return dt == TE_F8E4M3 ? te__e4m3_to_f32(c) : te__e5m2_to_f32(c); }
-// Converts two FP8 codes to f32: the low byte to *lo, the high byte to *hi. Every FP8 value is exact in f16, which is
-// the intermediate format.
+// Converts two FP8 codes to f32: the low byte to *lo, the high byte to *hi. Every FP8 value is exact in f16.
 TE_DEV void te_fp8x2_to_f32(te_u32 codes, int dt, float *lo, float *hi) {
 #if TE_HAS_FP8_CVT
     te_u32 h;
@@ -145,8 +141,7 @@ TE_DEV te_i64 te_load_index(const void *p, te_i64 i, int dt) {
 
 // ---- reductions ----------------------------------------------------------------------------------------------------
 //
-// All threads of the warp or block must call these functions, and all get the result. The order of summation depends
-// only on the thread indices.
+// All threads of the warp or block must call these functions; all get the result. The order of summation is fixed.
 
 TE_DEV float te_warp_sum(float v) {
 #pragma unroll
@@ -158,8 +153,8 @@ TE_DEV float te_warp_max(float v) {
     for (int d = 16; d; d >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));
     return v;
 }
-// Returns the sum of v.x and the sum of v.y over a warp. Half of the warp reduces x and the other half y. This takes
-// seven shuffles instead of ten.
+// Returns the sums of v.x and of v.y over a warp. Each half of the warp reduces one of them: seven shuffles instead of
+// ten.
 TE_DEV float2 te_warp_sum2(float2 v) {
     bool second = threadIdx.x & 16;
     float mine = second ? v.y : v.x;
@@ -168,8 +163,8 @@ TE_DEV float2 te_warp_sum2(float2 v) {
     for (int d = 8; d; d >>= 1) mine += __shfl_xor_sync(0xffffffffu, mine, d);
     return make_float2(__shfl_sync(0xffffffffu, mine, 0), __shfl_sync(0xffffffffu, mine, 16));
 }
-// Returns the sum of v over a block; te_block_max returns the maximum. `scratch` is 32 floats of shared memory, which
-// may be reused after the call. blockDim.x must be a multiple of 32.
+// Returns the sum of v over a block; te_block_max: the maximum. `scratch` is 32 floats of shared memory, free after the
+// call. blockDim.x must be a multiple of 32.
 TE_DEV float te_block_sum(float v, float *scratch) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     v = te_warp_sum(v);
@@ -190,8 +185,8 @@ TE_DEV float te_block_max(float v, float *scratch) {
     __syncthreads();
     return v;
 }
-// Returns true in all threads of the last block to call it, and false in all other blocks. In the last block, the
-// writes of thread 0 of every other block are visible. The counter (te__plan_counter) is 0 again afterwards.
+// Returns true in all threads of the last block to call this function. That block sees the writes of thread 0 of every
+// block. The counter is 0 again afterwards.
 TE_DEV bool te_last_block(te_u32 *counter) {
     __shared__ bool last;
     if (threadIdx.x == 0) {
@@ -202,8 +197,8 @@ TE_DEV bool te_last_block(te_u32 *counter) {
     __syncthreads();
     return last;
 }
-// Waits until every block of a cooperative launch has called this function. Then earlier writes by thread 0 of every
-// block are visible. counter[1] counts how often the grid has waited.
+// Waits until all blocks of a cooperative launch have called this function. Then earlier writes by thread 0 of every
+// block are visible. counter[1] counts the waits.
 TE_DEV void te_grid_wait(te_u32 *counter) {
     if (threadIdx.x == 0) {
         volatile te_u32 *times = counter + 1;
@@ -219,9 +214,8 @@ TE_DEV void te_grid_wait(te_u32 *counter) {
     }
     __syncthreads();
 }
-// Atomically computes *amax = max(*amax, v) for v >= 0. The result does not depend on the order of calls. The bits of
-// non-negative floats, read as integers, have the same order as the floats. v must not be NaN; callers use fmaxf
-// before, which drops NaN.
+// Atomically computes *amax = max(*amax, v) for v >= 0, not NaN. The bits of non-negative floats, read as integers,
+// have the order of the floats.
 TE_DEV void te_atomic_amax(float *amax, float v) { atomicMax((int *)amax, __float_as_int(v)); }
 
 // ---- small math ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-// device/hopper.cuh: features that only sm_90a has: mbarriers, TMA loads, wgmma, register counts of a warpgroup. This
-// file must not depend on operations or tiles.
+// device/hopper.cuh: instructions that only sm_90a has: mbarriers, TMA, wgmma, register counts. This file must not
+// depend on operations or tiles.
 #pragma once
 #include "device/mma.cuh"
 
@@ -8,8 +8,8 @@
 TE_DEV void te_mbar_init(te_u32 bar, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
-// Makes initialized mbarriers visible to other threads and to TMA. Call this function after the last te_mbar_init. A
-// barrier must follow before other threads use the mbarriers.
+// Makes initialized mbarriers visible to TMA and to other threads. Call te_mbar_init_done after the last te_mbar_init
+// and before a barrier.
 TE_DEV void te_mbar_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 TE_DEV void te_mbar_arrive(te_u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
@@ -38,30 +38,28 @@ TE_DEV te_u32 te_cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
-// Waits for all threads of all blocks of the cluster. Afterwards the other blocks see mbarriers that were published by
-// te_mbar_init_done(), but may not see other writes. An arrival without .relaxed would publish all writes, at the cost
-// of a fence for the whole device.
+// Waits for all threads of the cluster. Publishes no writes except mbarriers after te_mbar_init_done(). Publishing all
+// writes would cost a fence for the whole device.
 TE_DEV void te_cluster_meet() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-// Translates a shared address `at` of this block to the address of the same variable in block `rank` of the cluster.
-// te_cluster_at(at + n, rank) is te_cluster_at(at, rank) + n.
+// Translates a shared address of this block to the address of the same variable in block `rank`. te_cluster_at(at + n,
+// rank) is te_cluster_at(at, rank) + n.
 TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {
     te_u32 r;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(at), "r"(rank));
     return r;
 }
-// Arrives at an mbarrier of another block; `bar` is an address from te_cluster_at. TMA and wgmma accesses that this
-// thread has waited for are complete before the arrival. The thread's own writes to other blocks are not ordered: that
-// would need a release at cluster scope, which costs a fence for the whole device.
+// Arrives at an mbarrier of another block; `bar` is from te_cluster_at. TMA and wgmma accesses that this thread has
+// waited for come before the arrival. Its own writes to other blocks may come later.
 TE_DEV void te_mbar_arrive_there(te_u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-// Stores a 4-byte word at shared address `at` of block `rank` of the cluster. The 4 bytes count towards the mbarrier at
-// address `bar` of that block. Needs PTX 8.1.
+// Stores a 4-byte word in shared memory of block `rank`. The 4 bytes count towards that block's mbarrier `bar`. Needs
+// PTX 8.1.
 TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
     asm volatile("{ .reg .b32 to, there;\n"
                  "mapa.shared::cluster.u32 to, %0, %3;\n"
@@ -74,28 +72,27 @@ TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
 // ---- TMA ------------------------------------------------------------------------------------------------------------
 
 TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
-// Changes the size of dimension DIM (0 or 1) of a tensor map in device memory to `size`, a positive number. Needs PTX
-// 8.3.
+// Sets the size of dimension DIM (0 or 1) of a tensor map in device memory. `size` must be positive. Needs PTX 8.3.
 template <int DIM> TE_DEV void te_tma_map_end(void *map, int size) {
     asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], %1, %2;" ::"l"(map), "n"(DIM), "r"(size)
                  : "memory");
 }
-// Call te_tma_map_release after changing a tensor map. Call te_tma_map_acquire before the first use of the changed map,
-// in the thread that uses it.
+// Call te_tma_map_release after changing a map. A thread calls te_tma_map_acquire before its first use of the changed
+// map.
 TE_DEV void te_tma_map_release() { asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory"); }
 TE_DEV void te_tma_map_acquire(const void *map) {
     asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
-// Loads the box of the tensor at element (x, y), where x counts along the contiguous dimension. The map gives the size
-// of the box. The bytes of the box count towards the mbarrier `bar`. Elements outside of the tensor become zeros.
+// Loads the box at element (x, y); x counts along the contiguous dimension. The box counts towards the mbarrier `bar`.
+// Elements outside of the tensor become zeros.
 TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
                  "%3}], [%4];" ::"r"(dst),
                  "l"(map), "r"(x), "r"(y), "r"(bar)
                  : "memory");
 }
-// Like te_tma_load2, but loads the box into every block of the cluster whose bit is set in `blocks`. The box goes to
-// the same shared address, and counts towards the same mbarrier, in each of these blocks.
+// Like te_tma_load2, but loads the box into each block of the cluster whose bit is set in `blocks`, at the same
+// addresses `dst` and `bar`.
 TE_DEV void te_tma_load2_to(te_u32 dst, const void *map, int x, int y, te_u32 bar, te_u16 blocks) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
@@ -120,10 +117,9 @@ TE_DEV void te_tma_prefetch4(const void *map, int x, int y, int z, int w) {
                  "r"(z), "r"(w)
                  : "memory");
 }
-// Stores shared memory to the box of the tensor at (x, y, z); te_tma_add3 adds to the box instead. Elements outside of
-// the tensor are not written, with one exception: if the end of a row lies inside a piece of 16 bytes, the whole piece
-// is written. So each row must end with a whole piece, or the memory behind its end must be unused. Before the call,
-// all threads that wrote the shared memory must call te_async_fence() and then meet at a barrier.
+// Stores shared memory to the box at (x, y, z). te_tma_add3 adds to the box instead.
+// Elements outside of the tensor are not written, except behind the end of a row: TMA writes whole 16-byte chunks.
+// Before the call, all threads that wrote the shared memory call te_async_fence() and meet at a barrier.
 TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
                  "r"(x), "r"(y), "r"(z), "r"(src)
@@ -158,8 +154,7 @@ template <int N> TE_DEV void te_bulk_wait_read() {
 }
 // Waits until this thread's groups of stores, except the latest N groups, have written device memory.
 template <int N> TE_DEV void te_bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
-// Call this function after this thread has acquired writes of other threads. It makes these writes visible to later TMA
-// accesses to device memory.
+// Makes writes of other threads, which this thread has acquired, visible to later TMA accesses to device memory.
 TE_DEV void te_async_fence_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 TE_DEV int te_load_acquire(const int *p) {
     int v;
@@ -172,8 +167,8 @@ TE_DEV void te_add_release(int *p, int v) {
 // Makes this thread's writes to shared memory visible to TMA and wgmma. A barrier must follow.
 TE_DEV void te_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Copies `bytes` bytes, a multiple of 16, from device memory at src to shared memory at dst. Both addresses must be
-// multiples of 16. The bytes count towards the mbarrier `bar`.
+// Copies `bytes` bytes from device memory to shared memory. `bytes` and both addresses must be multiples of 16. The
+// bytes count towards the mbarrier `bar`.
 TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
                  "l"(src), "r"(bytes), "r"(bar)
@@ -182,8 +177,8 @@ TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
 
 // ---- warpgroups -----------------------------------------------------------------------------------------------------
 
-// Sets the number of registers of each thread of a warpgroup to N. The sum of the registers of all threads must never
-// exceed the sum at the start of the block. For three warpgroups the sum is 3 * 128 threads * 168 registers.
+// Sets the registers of each thread of a warpgroup to N. The block's sum of registers must never exceed the sum at its
+// start. Three warpgroups start with 3 * 128 * 168 registers.
 template <int N> TE_DEV void te_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TE_DEV void te_registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
@@ -194,8 +189,8 @@ template <int COUNT> TE_DEV void te_meet_later(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
 }
 
-// Stores four 8x8 matrices of 16-bit words to shared memory; this is the inverse of te_ldmatrix4. Lanes 8 i to 8 i + 7
-// pass the addresses of the rows of matrix i.
+// Stores four 8x8 matrices of 16-bit words; the inverse of te_ldmatrix4. Lanes 8 i to 8 i + 7 pass the addresses of the
+// rows of matrix i.
 TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
                  "r"(r[2]), "r"(r[3])
@@ -203,8 +198,8 @@ TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
 }
 
 // ---- wgmma ----------------------------------------------------------------------------------------------------------
-// A warpgroup computes D += A B, where A has 64 rows and 32 bytes of k, B has 32 bytes of k and N columns, and D is
-// [64, N]. Descriptors tell where A and B are in shared memory.
+// A warpgroup computes D += A B, with D [64, N]. A is 64 rows by 32 bytes of k, B is 32 bytes of k by N columns.
+// Descriptors give the addresses of A and B in shared memory.
 //
 // Accumulators: warp w has rows 16 w to 16 w + 15 of D. In that warp, lane 4 g + t has
 //   d[4 j], d[4 j + 1]       row g, columns 8 j + 2 t and 8 j + 2 t + 1
@@ -224,8 +219,8 @@ TE_DEV te_u64 te_wgmma_desc(te_u32 tile, int group_bytes) {
 TE_DEV void te_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_DEV void te_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> TE_DEV void te_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// Keeps the compiler from moving uses of registers across a wait. For accumulators, call it between the wait and their
-// first use. For an operand in registers, call it after the wait, before the operand is written again.
+// Keeps the compiler from moving uses of registers across a wait. Call te_wgmma_keep after the wait: before the first
+// use of accumulators, or before the next write of an operand.
 template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -295,13 +290,11 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
                  : TE__FLOATS_64(out, d, 0), TE__FLOATS_64(out, d, 64)                                              \
                  : "l"(a), "l"(b), "r"((int)(keep)))
 
-// Like TE_WGMMA_N, but A, which is 64 x 16, is in registers. Its 16-bit values are paired in a[0] to a[3] as
-// te_ldmatrix4 loads them for the 16 rows of each warp. Lane 4 g + t has
+// Like TE_WGMMA_N, but A (64 x 16) is in registers, in the layout of te_ldmatrix4. Lane 4 g + t has
 //   a[0]        columns 2 t and 2 t + 1 of row g
 //   a[1]        the same columns of row g + 8
 //   a[2], a[3]  the same two rows, 8 columns further
-// The accumulators of 16 neighbouring columns have the same order. So after rounding to 16 bits they can be passed as
-// A. `flags` is ", 1, 1, trans-b".
+// The accumulators of 16 neighbouring columns, rounded to 16 bits, have this layout too. `flags` is ", 1, 1, trans-b".
 #define TE__WGMMA_A(a) "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3])
 #define TE_WGMMA_A_64(types, flags, d, a, b, keep)                                 \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                        \

@@ -8,8 +8,8 @@
 //   B  b[0] (column g,  word t)       b[1] (column g,  word t + 4)
 //   D  d[0] (row g, column 2t)        d[1] (row g, column 2t + 1)
 //      d[2] (row g + 8, column 2t)    d[3] (row g + 8, column 2t + 1)
-// ldmatrix loads exactly these words if the rows of 16 bytes in shared memory run along k. The .trans form of ldmatrix
-// loads them if the elements have 16 bits and the rows run along m or n.
+// ldmatrix loads exactly these words if the 16-byte rows in shared memory run along k. For rows along m or n,
+// ldmatrix.trans does, with 16-bit elements only.
 #pragma once
 #include "device/base.cuh"
 
@@ -18,8 +18,8 @@ TE_DEV te_u32 te_smem(const void *p) { return (te_u32)__cvta_generic_to_shared(p
 
 // ---- copies from device to shared memory ----------------------------------------------------------------------------
 
-// Starts a copy of 16 bytes to shared memory. Only the first `bytes` bytes (0 to 16) are read; the others become zero.
-// Both addresses must be multiples of 16.
+// Starts a copy of 16 bytes to shared memory. Bytes from `bytes` (0 to 16) on are not read, but become zero. Both
+// addresses must be multiples of 16.
 TE_DEV void te_cp_async16(te_u32 dst, const void *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
@@ -62,8 +62,8 @@ TE_DEV te_u32 te_lds4(te_u32 src) {
 }
 
 // ---- fragments from shared memory -----------------------------------------------------------------------------------
-// Loads four 8x8 matrices of 16-bit words. Lanes 8 i to 8 i + 7 pass the addresses of the rows of matrix i. Matrix i
-// goes to r[i]. te_ldmatrix4_trans also transposes each matrix.
+// Loads four 8x8 matrices of 16-bit words. Lanes 8 i to 8 i + 7 pass the row addresses of matrix i, which goes to r[i].
+// te_ldmatrix4_trans also transposes.
 
 TE_DEV void te_ldmatrix4(te_u32 r[4], te_u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -104,10 +104,11 @@ TE_DEV te_u32 te_tf32(te_u32 f) {
 
 // ---- fp8 ------------------------------------------------------------------------------------------------------------
 
-// Converts two of four FP8 codes to two f16 values: the lower two if half is 0, else the upper two. The conversion is
-// exact: both FP8 formats, including infinities and NaN, are subsets of f16.
+// Converts two of four FP8 codes to f16: the lower two if half is 0, else the upper two. Exact: both FP8 formats are
+// subsets of f16.
 TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
-    te_u32 r = __byte_perm(codes, 0, half ? 0x3424 : 0x1404); // each code becomes the upper byte of an f16, which is
+    te_u32 r = __byte_perm(codes, 0, half ? 0x3424 : 0x1404); // each code becomes the upper byte of an f16: right for
+                                                              // E5M2
                                                               // right for E5M2
     if (dt == TE_F8E5M2) return r;
 #if TE_HAS_FP8_CVT
@@ -117,8 +118,8 @@ TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
         : "=r"(r)
         : "r"(half ? codes >> 16 : codes));
 #else
-    // The E4M3 bits S.EEEE.MMM are moved to S.0EEEE.MMM0000000. As an f16, these bits are the value times 2^-8, also
-    // for denormals. The code S.1111.111 is NaN.
+    // Moves the E4M3 bits S.EEEE.MMM to S.0EEEE.MMM0000000: as f16, the value times 2^-8, also for denormals.
+    // S.1111.111 is NaN.
     te_u32 nan = ((r & 0x7f007f00u) + 0x01000100u) & 0x80008000u;
     r = (r & 0x80008000u) | ((r & 0x7f007f00u) >> 1);
     asm("mul.f16x2 %0, %0, %1;" : "+r"(r) : "r"(0x5c005c00u));
@@ -127,8 +128,8 @@ TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
     return r;
 }
 
-// mma.sync for FP8, on GPUs whose tensor cores support it. On other GPUs the instruction does not exist, or the
-// compiler translates it into f16 products.
+// mma.sync for FP8, on GPUs whose tensor cores support it. Elsewhere the instruction is missing or emulated by f16
+// products.
 #if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
 #define TE_HAS_FP8_MMA 1
 TE_DEV void te_mma_e4m3_e4m3(float d[4], const te_u32 a[4], const te_u32 b[2]) {

@@ -1,11 +1,10 @@
-// device/outside.cuh: reports to the host that an id (of a token, a class, an expert ...) is out of range. Kernels that
-// take ids include this file. It must not depend on any operation.
+// device/outside.cuh: reports to the host that an id (of a token, a class, an expert ...) is out of range. This file
+// must not depend on any operation.
 #pragma once
 #include "base/outside.h"
 #include "device/base.cuh"
 
-// Records an id outside of 0 .. bound - 1 in the struct `to`, which the host reads after it has waited for the kernel.
-// Any thread may call this function. Only the first id is kept.
+// Records an id outside of 0 .. bound - 1 in `to`, which the host reads after the kernel. Only the first id is kept.
 TE_DEV void te_tell_outside(te__outside *to, te_i64 id, te_i64 place, te_i64 bound) {
     if (atomicAdd(&to->count, 1ull) != 0) return;
     to->id = id, to->place = place, to->bound = bound;

@@ -1,17 +1,15 @@
-// device/transpose.cuh: transposes a tile through shared memory, with writes of 4 bytes and reads of 16 bytes. This
-// file moves bytes. It must not depend on their meaning.
+// device/transpose.cuh: transposes the bytes of a tile through shared memory, with writes of 4 bytes and reads of 16
+// bytes. This file must not depend on the meaning of the bytes.
 //
-// A tile has 64 columns. In shared memory, a column is 32 words of 4 bytes. Each word holds 4 / size elements of
-// neighbouring rows, where size is the bytes of an element. So a tile has 128 rows of 8-bit, 64 rows of 16-bit or 32
-// rows of 32-bit elements.
+// A tile has 64 columns. In shared memory, a column is 32 words of 4 bytes. Each word holds elements of neighbouring
+// rows. So a tile has 128 rows of 8-bit, 64 rows of 16-bit or 32 rows of 32-bit elements.
 //
 //   writing    Thread t has tx = t % 8 and ty = t / 8. It writes word ty of each of the columns 8 tx to 8 tx + 7.
 //   reading    A thread reads 16 bytes: words 4 c to 4 c + 3 of one column, with c < 8. In the transpose they are 16
 //              neighbouring bytes.
 //
-// Word w of a column j is stored at index w ^ (4 * (j / 8 % 8)) of the column. So in a write, the 32 lanes, which have
-// 8 values of tx and 4 values of ty, use 32 different banks. In a read, 8 lanes read the 128 bytes of one column; they
-// use different banks, too.
+// Word w of column j is stored at index w ^ (4 * (j / 8 % 8)) of the column, to avoid bank conflicts. In a write, the
+// 32 lanes (8 values of tx, 4 values of ty) use 32 banks. In a read, 8 lanes read the 128 bytes of one column.
 #pragma once
 #include "device/base.cuh"
 
@@ -40,10 +38,10 @@ TE_DEV uint2 te_tile_get2(const te_u32 *tile, int column, int pair) {
     return *(const uint2 *)(tile + column * TE_TILE_WORDS + 4 * (pair >> 1 ^ column >> 3) + 2 * (pair & 1));
 }
 
-// Writes the finished tile to dst. Column j of the tile becomes consecutive elements of dst that start at index
-// (first_col + j) * ld + first_row; an element has `size` bytes. Writes nothing beyond `cols` columns and `rows` rows.
-// `vector` means that dst allows stores of 16 bytes. 256 threads call this function; t is the number of the calling
-// thread. The caller must synchronize these threads before the call.
+// Writes the finished tile to dst. Element (i, j) of the tile goes to index (first_col + j) * ld + first_row + i,
+// unless first_row + i >= rows or first_col + j >= cols. An element has `size` bytes.
+// `vector` means that dst allows stores of 16 bytes.
+// 256 threads, numbered t, call this function. They must meet at a barrier before.
 TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 rows, te_i64 first_row,
                                te_i64 first_col, te_i64 cols, int size, bool vector, int t = threadIdx.x) {
     int per_chunk = 16 / size;
@@ -80,9 +78,8 @@ TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first
 
 // ---- sums of a tile's columns ---------------------------------------------------------------------------------------
 
-// Two lanes whose numbers differ in the bit lane_bit have 2n sums each in v. The function adds v[i] of the one lane to
-// v[i] of the other. Each lane keeps n of the 2n results: the upper n if this bit of its lane number is set, else the
-// lower n.
+// Two lanes that differ in the bit lane_bit have 2n sums each in v. Adds v[i] of both lanes. The lane with the bit
+// keeps the upper n sums.
 template <int n> TE_DEV void te_tile_add_halves(float *v, int lane_bit) {
     bool upper = threadIdx.x & lane_bit;
 #pragma unroll
@@ -91,8 +88,8 @@ template <int n> TE_DEV void te_tile_add_halves(float *v, int lane_bit) {
         v[i] = (upper ? v[i + n] : v[i]) + other;
     }
 }
-// Writes the column sums of the tile to `to`, for the columns below `cols`. `v` has this thread's sums of its eight
-// columns over its own rows. `sums` is 8 x 64 floats of shared memory.
+// Writes the column sums of the tile to `to`, for columns below `cols`. `v` has this thread's eight column sums. `sums`
+// is 8 x 64 floats of shared memory.
 TE_DEV void te_tile_column_sums(float v[8], float *sums, float *to, te_i64 cols) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     te_tile_add_halves<4>(v, 16);

@@ -1,9 +1,8 @@
-// device/vector.cuh: loads and stores of 4 or 8 neighbouring elements of a row, and registers that hold elements in
-// their stored format. This file may depend on formats and on the number of elements. It must not depend on the
-// operation.
+// device/vector.cuh: loads and stores of 4 or 8 neighbouring elements of a row, and registers in the stored format.
+// This file must not depend on the operation.
 //
-// An element in such registers is converted when it is used. Until then 16-bit formats stay packed. This takes half the
-// registers, and costs one instruction per element.
+// Elements are converted when they are used. Packed 16-bit elements take half the registers, at one instruction per
+// element.
 #pragma once
 #include "device/base.cuh"
 
@@ -11,16 +10,15 @@
 
 template <int FORMAT> constexpr int te_size = FORMAT == TE_F32 ? 4 : 2; // bytes of an element
 
-// N neighbouring elements in registers, in format FORMAT. With FORMAT TE_ANY, 16-bit formats use only the first half of
-// the words, and 8-bit formats the first quarter.
+// N neighbouring elements in format FORMAT. With TE_ANY, 16-bit formats use only the first half of the words, and 8-bit
+// formats the first quarter.
 template <int FORMAT, int N = 8> struct te_raw {
     enum { words = FORMAT == TE_F16 || FORMAT == TE_BF16 ? N / 2 : N };
     te_u32 w[words];
 };
 
 // ---- the format at run time -----------------------------------------------------------------------------------------
-// In these functions, p + i must be aligned to the number of bytes that are read or written. If these are more than 16
-// bytes, an alignment of 16 is enough.
+// p + i must be aligned to the number of bytes that are read or written, but at most to 16.
 
 template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask(const void *p, te_i64 i, int dt) {
     te_raw<TE_ANY, N> b;
@@ -100,8 +98,8 @@ template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float i
 }
 TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }
 TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }
-// Stores the first n of eight numbers. `vector` means that p + i is aligned as te_store8 requires. UNROLL is 1 in a
-// kernel with code for all formats, to keep the kernel small.
+// Stores the first n of eight numbers. `vector`: p + i is aligned as te_store8 requires. UNROLL 1 keeps a kernel with
+// code for all formats small.
 template <int UNROLL = 8>
 TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, const float v[8]) {
     if (UNROLL > 1 && vector && n >= 8) return te_store8(p, i, dt, v);
@@ -118,8 +116,7 @@ template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_zero() {
     for (int j = 0; j < te_raw<FORMAT>::words; j++) r.w[j] = 0;
     return r;
 }
-// Loads eight elements that are stored in format dt, and keeps them in format FORMAT. FORMAT is dt or TE_F32. If it is
-// TE_F32, the load converts.
+// Loads eight elements of format dt. FORMAT is dt, or TE_F32: then the load converts.
 template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load(const void *p, te_i64 i, int dt) {
     te_raw<FORMAT> r;
     if constexpr (FORMAT != TE_F32) {
@@ -147,7 +144,7 @@ template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_part(const void *p, te_i
 // The way in which 16 bytes are loaded:
 //   CONSTANT   Nothing writes the bytes while the kernel runs, so the compiler may move the load up.
 //   ONCE       Like CONSTANT. The bytes are read only once, so they are not kept in the L1 cache.
-//   HERE       The load stays where it is. Otherwise the compiler moves all loads of a loop to its start and spills.
+//   HERE       The load stays here. Otherwise the compiler moves all loads of a loop to its start and spills.
 enum te_load_hint { TE_LOAD_CONSTANT, TE_LOAD_ONCE, TE_LOAD_HERE };
 #define TE__LOAD16(kind, w, at)                                                                               \
     kind ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"((w)[0]), "=r"((w)[1]), "=r"((w)[2]), "=r"((w)[3]) : "l"(at)
@@ -171,8 +168,8 @@ template <int FORMAT> TE_DEV float te_raw_get(const te_raw<FORMAT> &r, int j) {
         return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));
     return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));
 }
-// Call this function between two passes over the elements in r. The compiler then unpacks the elements again in each
-// pass. Otherwise it would unpack them once for all passes, and they would take twice the registers.
+// Call this function between two passes over r. The compiler then unpacks the elements in each pass. Elements that stay
+// unpacked would take twice the registers.
 template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -180,14 +177,14 @@ template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
         for (int j = 0; j < te_raw<FORMAT>::words; j++) asm volatile("" : "+r"(r[i].w[j]));
 }
 
-// Keeps the compiler from moving earlier loads down past this call. If each load stood right before the first use of
-// its elements, the loads would run one after another instead of at the same time.
+// Keeps the compiler from moving earlier loads down past this call. Loads right before their first use would wait for
+// one another.
 TE_DEV void te_loads_go_first() { asm volatile("" ::: "memory"); }
 
 // ---- maxima ---------------------------------------------------------------------------------------------------------
 
-// Returns two values of a 16-bit format. Each one is the larger of the values in the same half of a and b. If one value
-// is NaN, the other one is returned.
+// Returns the maxima of the lower and of the upper 16-bit values of a and b. If one value is NaN, returns the other
+// one.
 TE_DEV te_u32 te_half2_max(te_u32 a, te_u32 b, int dt) {
     te_u32 c;
     if (dt == TE_BF16) asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));

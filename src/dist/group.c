@@ -1,5 +1,5 @@
-/* dist/group.c: the public functions of groups of ranks. A collective checks the call and then calls the implementation
- * of the group. This file may use tensors and captures. It must not depend on modules and recipes. */
+/* dist/group.c: the public functions of groups of ranks. A collective checks the call, then calls the group's
+ * implementation. This file must not depend on modules and recipes. */
 
 typedef enum te__collective {
     TE__ALL_REDUCE,
@@ -24,9 +24,8 @@ struct te_group {
     te_ctx *te;
     te_group_desc is;
     char *name; /* the memory of is.name */
-    /* Takes part in a collective with an error code instead of a tensor, so that the other ranks fail too and do not
-     * wait. `peer` is the destination of a te_send or the source of a te_recv. `refuse` is NULL if the implementation
-     * cannot do this. */
+    /* Takes part in a collective with an error code instead of a tensor, so that the other ranks fail. `peer` is a
+     * te_send's destination or a te_recv's source. May be NULL. */
     void (*refuse)(void *user, te_ctx *te, te__collective kind, int peer, te_result code);
     te__closable closable;
 };
@@ -89,8 +88,8 @@ TE_API int te_group_size(const te_group *group) { return te__group_size(group); 
 
 /* ---- collectives ---- */
 
-/* Checks that x belongs to the group's context and has plain contiguous memory. If x is NULL, fails without setting an
- * error, because the call that returned NULL has already set one. */
+/* Checks that x belongs to the group's context and has plain contiguous memory. For NULL, fails without an error: the
+ * call that returned NULL has set one. */
 static te_result te__want_shared(te_group *group, te__collective kind, const char *name, const te_tensor *x) {
     te_ctx *te;
     te_result r;
@@ -145,13 +144,12 @@ static te_result te__refuse_peer(te_group *group, te__collective kind, int peer,
 static te_result te__refuse(te_group *group, te__collective kind, te_result code) {
     return te__refuse_peer(group, kind, -1, code);
 }
-/* Returns whether there is nothing to exchange, because the group has one rank or the call is a warm-up. A warm-up
- * computes no results, and ranks warm up at different times. */
+/* Returns whether there is nothing to exchange: the group has one rank, or the call is a warm-up. Ranks warm up at
+ * different times. */
 static bool te__is_alone(const te_group *group) { return !group || group->is.size == 1 || group->te->warming; }
 
-/* Checks that a collective may be called in the current capture. A capture only records work, so the group's
- * implementation of the collective must only queue work on the stream. Makes the graph keep the memory that each launch
- * reads and writes. */
+/* Checks that a collective may be called in the current capture: it must only queue work on the stream. Makes the graph
+ * keep the memory of `read` and `written`. */
 static te_result te__group_captures(te_group *group, te__collective kind, const te_tensor *read, te_tensor *written) {
     te_ctx *te = group ? group->te : NULL;
     char what[128];
@@ -264,8 +262,7 @@ TE_API te_result te_barrier(te_group *group) {
 
 /* ---- all to all ---- */
 
-/* Returns the number of elements of a line of x. A line is x[i]: all elements with the same index i of the first
- * dimension. */
+/* Returns the number of elements of a line of x: x[i], for an index i of the first dimension. */
 static int64_t te__line_numel(const te_tensor *x) {
     int64_t n = 1;
     int i;
@@ -276,9 +273,8 @@ static int64_t te__line_bytes(const te_tensor *x) {
     return (int64_t)te__shape_bytes(x->dtype, x->ndim - 1, x->shape + 1);
 }
 
-/* Sets full[i] to the number of lines of x that go to rank i or come from rank i. A line is all elements with the same
- * index of the first dimension. The numbers are `counts`; if `counts` is NULL, they are all equal. Checks that they add
- * up to the number of lines of x. */
+/* Sets full[i] to the number of lines x[k] exchanged with rank i: `counts`, or equal numbers if `counts` is NULL.
+ * Checks that their sum is the number of lines of x. */
 static te_result te__want_lines(const char *name, const te_tensor *x, const char *counts_name, const int64_t *counts,
                                 int size, int64_t *full) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);
@@ -396,14 +392,14 @@ TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
 
 /* ---- comparing ---- */
 
-/* If ranks run different operations, they compute wrong numbers or wait for one another. So each rank describes in a
- * text what it will do next, and the ranks compare their texts. They compare in the first call of a module. In debug
- * mode (TE_DEBUG_SYNC=1, which must be the same on all ranks) they compare in every call. To compare, each rank sends
- * a message: a checksum of its text, then TE__COMPARED_TEXT bytes with the module path and the start of the text. */
+/* Ranks that call different operations compute wrong numbers or wait forever. So the ranks compare texts about what
+ * each will do next: in the first call of a module, or in every call if TE_DEBUG_SYNC=1 on all ranks.
+ * A rank's message is a checksum of its text, then TE__COMPARED_TEXT bytes: the module path and the start of the
+ * text. */
 enum { TE__COMPARED_TEXT = 504, TE__COMPARED_BYTES = TE__COMPARED_TEXT + 8 };
 
-/* Returns whether the ranks compare their texts in this call. `met` means that they have compared in an earlier call.
- * During a capture they do not compare, because nothing runs. */
+/* Returns whether the ranks compare their texts now. `met`: they have compared before. Ranks do not compare in a
+ * capture, because nothing is computed. */
 static bool te__group_compares(const te_group *group, bool met) {
     return !te__is_alone(group) && !group->te->capture && (!met || group->te->debug_sync);
 }
@@ -415,8 +411,8 @@ static te_result te__group_texts(te_group *group, const unsigned char own[TE__CO
     te_tensor *x, *out;
     te_result result;
     te__frame_begin(te);
-    /* Waits for the device, so that an error of an earlier kernel appears before the exchange, and all ranks fail.
-     * Without this wait, only this rank would fail, and later. */
+    /* An error of an earlier kernel must appear before the exchange, so that all ranks fail. Later, only this rank
+     * would fail. */
     result = te->device->synchronize(te);
     x = result == TE_OK ? te_tensor_from_host(te, TE_U8, 1, &bytes, own) : NULL;
     bytes *= group->is.size;
@@ -427,9 +423,8 @@ static te_result te__group_texts(te_group *group, const unsigned char own[TE__CO
     return result;
 }
 
-/* Checks that all ranks are about to do `what`. If they are not, all ranks fail with TE_ERR_STATE, and the error text
- * shows the texts of two ranks. `result` may be an earlier failure of this rank; then the other ranks are informed. If
- * one rank fails, all ranks fail, so no rank continues with its next collective. */
+/* Checks that all ranks are about to do `what`; else fails with TE_ERR_STATE. If one rank fails, here or already in
+ * `result`, all ranks fail: no rank may go on alone. */
 static te_result te__group_compare(te_group *group, const char *what, te_result result) {
     te_ctx *te = group->te;
     unsigned char own[TE__COMPARED_BYTES], *all;
@@ -459,8 +454,8 @@ static te_result te__group_compare(te_group *group, const char *what, te_result 
 
 /* ---- aborting ---- */
 
-/* This function does not write to the context, because another thread may be inside a collective of this group. The
- * only exception is a group without an abort function, for which it sets an error. */
+/* Does not write to the context, because another thread may be inside a collective of this group. Only a group without
+ * an abort function sets an error. */
 TE_API te_result te_group_abort(te_group *group, const char *reason) {
     if (!group || group->is.size == 1) return TE_OK;
     if (te__is_forked(group->te)) return TE_ERR_STATE;
@@ -485,8 +480,8 @@ static te_result te__ranks_allowed(te_ctx *te, int ranks, const char *who, const
     (void)te, (void)ranks, (void)who, (void)what;
     return TE_OK;
 }
-/* Checks that `group` belongs to this context; `group` may be NULL. For the error message, `what` is the name of the
- * option and `who` the name of the function. */
+/* Checks that `group` (may be NULL) belongs to this context. The error message names the option `what` and the function
+ * `who`. */
 static te_result te__group_allowed(te_ctx *te, const te_group *group, const char *who, const char *what) {
     if (!group || group->te == te) return TE_OK;
     return te__fail(te, TE_ERR_INVALID,

@@ -1,11 +1,10 @@
-/* dist/hub.c: synchronizes the threads of a group. It provides meetings of all ranks, messages between two ranks, and
- * errors for waits that would never end. This file may use the names of the collectives. It must not depend on
- * tensors. */
+/* dist/hub.c: synchronizes the threads of a group: meetings of all ranks, messages between two ranks, and errors for
+ * endless waits. This file must not depend on tensors. */
 
 enum { TE__WHY_TEXT = 1024 };
 
-/* The contribution of one rank to a collective. The rank's thread writes this struct before a meeting (te__hub_meet),
- * at which it waits for all ranks. The other threads read it after that meeting and before the next one. */
+/* The contribution of one rank to a collective. The rank writes the struct before a meeting (te__hub_meet). Other ranks
+ * read it until the next meeting. */
 typedef struct te__post {
     te_ctx *te;
     te__collective kind;
@@ -37,8 +36,8 @@ typedef struct te__mailbox {
     int skip; /* the number of future messages to drop, because their receives have already failed */
 } te__mailbox;
 
-/* The event that a rank waits for: none, a meeting of all ranks, or a message. If all ranks wait for one another, the
- * hub ends their waits with an error. */
+/* The event that a rank waits for: none, a meeting of all ranks, or a message. Waits of all ranks for one another end
+ * with an error. */
 typedef enum te__wait_kind { TE__WAITS_NOT, TE__WAITS_MEETING, TE__WAITS_MESSAGE } te__wait_kind;
 typedef struct te__wait {
     te__wait_kind kind;
@@ -59,14 +58,13 @@ struct te_thread_hub {
     te__wait *wait; /* [size] */
     te__mailbox *box; /* [from * size + to] */
     int num_receiving; /* ranks that wait for a message */
-    bool aborted;      /* true: a rank has aborted the group; abort_text has the reason. Stays true until all ranks have
+    bool aborted;      /* a rank has aborted the group; abort_text has the reason. Stays true until all ranks have
                         * left. */
     char abort_text[TE__WHY_TEXT];
     int num_taken, num_left, first_left;
     bool closed;      /* true: te_thread_hub_destroy was called; the last rank to leave frees the hub */
     int arrived;      /* the number of ranks that have arrived at the current meeting */
-    uint64_t meeting; /* the number of meetings so far; when it changes, a waiting rank knows that all ranks have
-                       * arrived */
+    uint64_t meeting; /* the number of meetings so far; a change tells waiting ranks that all ranks have arrived */
     int forks;         /* the value of te__forks when the hub was created; a child of fork() has a larger one */
     te_result verdict; /* the result of the last meeting */
     char text[TE__WHY_TEXT + 64];
@@ -172,8 +170,8 @@ static te_result te__hub_judge_exchange(te_thread_hub *hub) {
     return TE_OK;
 }
 
-/* Checks that the contributions (te__post) of all ranks match. If they do not, writes the reason to hub->text. Compares
- * rank 1, 2, .. with rank 0, so every run gives the same error. */
+/* Checks that the contributions (te__post) of all ranks match; else writes the reason to hub->text. Compares with rank
+ * 0, so that the error is always the same. */
 static te_result te__hub_judge(te_thread_hub *hub) {
     const te__post *a = &hub->post[0], *b = NULL;
     const char *what = te__collective_name(a->kind);
@@ -243,9 +241,8 @@ static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
     return true;
 }
 
-/* Ends all waits with an error if the ranks would wait for one another forever. Called when a rank starts to wait or
- * has left. Does nothing if at least one rank can continue, because that rank may still make the call that the others
- * wait for. Never ends the waits of some ranks only, because all ranks of a collective must fail together. */
+/* Ends all waits with an error if the ranks would wait for one another forever. Does nothing if one rank can continue
+ * and so may still make the awaited call. All ranks of a collective must fail together. */
 static void te__hub_find_stuck(te_thread_hub *hub) {
     char text[TE__WHY_TEXT];
     bool more = true;
@@ -270,9 +267,9 @@ static void te__hub_find_stuck(te_thread_hub *hub) {
     te__cond_broadcast(&hub->cond);
 }
 
-/* Waits until all ranks have arrived. All ranks return the same result; if it is not TE_OK, `text` gets the reason. If
- * `first` is true, this function also fails if a rank has left or has aborted the group. In the later meetings of a
- * collective `first` is false. Then this rank must wait in any case, because other ranks may still read its memory. */
+/* Waits until all ranks have arrived. All ranks return the same result; on failure `text` gets the reason.
+ * The `first` meeting of a collective also fails if a rank has left or has aborted the group. Later meetings must wait
+ * in any case: other ranks may still read this rank's memory. */
 static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *text) {
     te__wait *w = &hub->wait[rank];
     te_result r = TE_ERR_STATE;
@@ -354,8 +351,8 @@ static te__mail *te__mailbox_pop(te__mailbox *box) {
     return m;
 }
 
-/* Waits for the next message from rank `from` to rank `to` and returns it; the caller frees it. If no message will
- * come, returns NULL and writes the reason to `text`. A message whose sender has already left is still received. */
+/* Waits for the next message from rank `from` to rank `to`; the caller frees the message. Returns NULL, and the reason
+ * in `text`, if none will come. The sender may have left. */
 static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text) {
     te__mailbox *box = te__hub_box(hub, from, to);
     te__wait *w = &hub->wait[to];

@@ -1,6 +1,5 @@
-/* dist/none.c: used in place of the folder dist/ if TE_NO_DIST is defined: then there is only one rank. No group can be
- * created, so every group is NULL and counts as one rank. An option that asks for more ranks gives an error that names
- * TE_NO_DIST. */
+/* dist/none.c: replaces the folder dist/ if TE_NO_DIST is defined: every group is NULL, with one rank. Options for more
+ * ranks fail with an error that names TE_NO_DIST. */
 
 struct te_group {
     te_ctx *te;

@@ -1,6 +1,5 @@
-/* dist/threads.c: the group whose ranks are threads of this process. It copies tensors to host memory and computes
- * there, in the order of the ranks. This file may use the hub and tensors. It must not depend on modules and
- * recipes. */
+/* dist/threads.c: the group whose ranks are threads of this process. It computes in host memory, in the order of the
+ * ranks. This file must not depend on modules and recipes. */
 
 /* ---- a rank of the thread group ---- */
 
@@ -33,8 +32,7 @@ static te__post *te__post_tensor(te__thread_rank *me, te__collective kind, const
     te__shape_text(x, post->shape);
     return post;
 }
-/* Returns the error text for the other ranks. It is the first error of this rank's context, because later errors follow
- * from the first. */
+/* Returns the error text for the other ranks: the first error of this rank's context. */
 static const char *te__rank_why(const te__thread_rank *me) {
     return te_ok(me->te) ? "it was given NULL in place of a tensor" : te_error(me->te);
 }
@@ -58,15 +56,15 @@ static te_result te__rank_fail(te__thread_rank *me, te__collective kind, te_resu
     return te__fail(me->te, r, "%s: group \"threads\", rank %d of %d: %s", te__collective_name(kind), me->rank,
                     me->hub->size, text);
 }
-/* Waits for all ranks at the start of a collective. Afterwards the contribution (te__post) of every rank is complete,
- * or all ranks fail. */
+/* Waits for all ranks at the start of a collective. Then the contribution (te__post) of every rank is complete, or all
+ * ranks fail. */
 static te_result te__rank_begin(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, true, text);
     return r == TE_OK ? r : te__rank_fail(me, kind, r, text);
 }
-/* Waits for all ranks after a step of a collective in which they read each other's memory. Afterwards every rank has
- * done this step, or all ranks fail. */
+/* Waits for all ranks before the memory that they read from each other may change. If one rank has failed, all ranks
+ * fail. */
 static te_result te__rank_meet(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, false, text);
@@ -117,9 +115,8 @@ static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_
     }
 }
 
-/* Reduces the elements `begin` to `end` - 1 over the tensors of all ranks in host memory (te__post.data), and writes
- * the result to this rank's te__post.data. No two ranks work on the same elements, so neither locks nor more memory are
- * needed. */
+/* Reduces the elements `begin` to `end` - 1 over the te__post.data of all ranks, into this rank's. No two ranks work on
+ * the same elements. */
 static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin, int64_t end) {
     te__floats floats = te__floats_begin();
     int64_t at;

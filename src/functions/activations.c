@@ -1,18 +1,15 @@
-/* functions/activations.c: activations as differentiable functions. The result may be plain, quantized for the next
- * matrix product, or multiplied by one factor per row. This file may call raw operations and use quantized operands of
- * products. It must not depend on modules. */
+/* functions/activations.c: activations as differentiable functions, with a plain, quantized or row-scaled result. This
+ * file may call raw operations and use quantized operands. It must not depend on modules. */
 
-/* The backward pass computes quantized codes, an amax and column sums from the gradient. Each enumerator says which
- * gradient is used for them: the f32 gradient, or the gradient rounded to the format in which a plain gradient would be
- * stored. */
+/* Selects the input of codes, amax and column sums in the backward pass: the f32 gradient, or the gradient rounded to
+ * the format of a plain gradient. */
 typedef enum te__act_rounding {
     TE__ACT_ROUNDED,       /* codes, amax and column sums come from the rounded gradient */
     TE__ACT_UNROUNDED_AMAX, /* codes and column sums come from the rounded gradient, the amax from the f32 gradient */
     TE__ACT_UNROUNDED      /* codes, amax and column sums come from the f32 gradient */
 } te__act_rounding;
 
-/* Options for two extra results of an activation's backward pass: the gradient of a bias (column sums of dx), and the
- * quantized dx. The bias was added to x by the matrix product that computed x. */
+/* Extra results of an activation's backward pass: the gradient of a bias (column sums of dx), and the quantized dx. */
 typedef struct te__act_grad {
     te_tensor *bias; /* the bias that is already added to x; NULL: the bias gradient is not computed */
     const te__quant_call *quant; /* NULL: dx stays plain */
@@ -84,9 +81,8 @@ static bool te__activation_fits(const te_tensor *x, te_activation activation, co
                       te__shape_text(x, text));
 }
 
-/* Returns the activation of x, quantized if `spec` is given. The result is quantized as in te__norm, except that
- * current scaling and NVFP4 take the amax of the unrounded f32 result, as in TransformerEngine's kernels. `spec`,
- * `params` and `grad` may be NULL. */
+/* Returns the activation of x, quantized if `spec` is given. As in TransformerEngine, current scaling and NVFP4 take
+ * the amax of the unrounded f32 result. `spec`, `params` and `grad` may be NULL. */
 static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params,
                                const te__quant_spec *spec, const te__act_grad *grad) {
     te_op_act_fwd_args args = TE_ZERO;
@@ -132,9 +128,8 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_a
 
 /* ---- two operands in one block of memory ---- */
 
-/* Allocates one block for two tensors of `rows` rows and n columns, one directly after the other. Returns the block as
- * one row [1, 2 * rows * n], which can be the input of a gated activation. Returns NULL
- * without an error if the second tensor would not start at a multiple of 16 bytes, as fast products require. */
+/* Allocates two adjacent tensors [rows, n] as the input [1, 2 * rows * n] of a gated activation. Returns NULL, without
+ * an error, if the second one would not be 16-byte aligned. */
 static te_tensor *te__halves_empty(te_ctx *te, te_dtype dtype, int64_t rows, int64_t n) {
     return n < 1 || rows * n * te__dtype_size(dtype) % 16 ? NULL : te__empty_2d(te, dtype, 1, 2 * rows * n);
 }

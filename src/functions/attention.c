@@ -1,5 +1,5 @@
-/* functions/attention.c: rotary embedding, splitting a packed projection, and attention, as differentiable functions
- * like those in functions/elements.c. This file may call raw operations. It must not depend on modules. */
+/* functions/attention.c: differentiable functions for rotary embedding, packed projections and attention. This file may
+ * call raw operations. It must not depend on modules. */
 
 /* ---- rope ---- */
 
@@ -9,8 +9,7 @@
 static double te__rope_mscale(double factor, double mscale) {
     return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
 }
-/* Returns the index of the pair of rotated channels that makes `turns` full turns within `original` positions. There
- * are dim / 2 pairs. The index may be fractional. */
+/* Returns the (fractional) index of the channel pair that makes `turns` full turns within `original` positions. */
 static double te__rope_pair(double turns, double base, int dim, double original) {
     return dim * log(original / (turns * TE__TURN)) / (2 * log(base));
 }
@@ -105,8 +104,7 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
     return TE_OK;
 }
 
-/* The data that the tape node of a rotation stores: the arguments of the operation, and the frequencies that these
- * arguments point to. A node allocates only the frequencies that are used (te__rope_state_size). */
+/* The state of a rotation's tape node. A node allocates only the used part of inv_freq (te__rope_state_size). */
 typedef struct te__rope_state {
     te_op_rope_args args;
     float inv_freq[TE__ROPE_MAX_HALF];
@@ -126,8 +124,8 @@ static te_result te__rope_freqs_of(te_ctx *te, const te_rotary_desc *d, te_rope_
     a->freqs = te_tensor_contiguous(te_tensor_cast(te_tensor_detach(d->freqs), TE_F32));
     return a->freqs ? TE_OK : te_error_code(te);
 }
-/* Sets up the angles for heads of head_dim channels in sequences of `length` tokens. Scaled frequencies are written to
- * `inv_freq`, and *a points to them. If a->rotary_dim becomes 0 and d->freqs is NULL, no channel is rotated. */
+/* Sets up *a for heads of head_dim channels and sequences of `length` tokens. Scaled frequencies go to `inv_freq`,
+ * which *a then points to. */
 static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length,
                                     te_rope_angles *a, float *inv_freq) {
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
@@ -150,9 +148,7 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
      * 2 * TE__ROPE_MAX_HALF anyway. */
     a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent);
     if (a->rotary_dim == 0) return TE_OK;
-    /* If both fields are set, positions are scaled as in TransformerEngine's RotaryPositionEmbedding. A sequence longer
-     * than `limit` is compressed into the pretrained range. In a shorter sequence, positions are divided by
-     * seq_len_interpolation_factor. */
+    /* If both fields are set, scales positions as TransformerEngine's RotaryPositionEmbedding does. */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
         float limit = (float)d->pretrained_max_position_embeddings * d->seq_len_interpolation_factor;
         a->position_scale = (float)length > limit
@@ -168,8 +164,7 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
                                inv_freq, &a->attention_factor);
 }
 static bool te__rope_is_none(const te_rope_angles *a) { return a->rotary_dim == 0 && !a->freqs; }
-/* Returns the size in bytes of a node's state. The last member of the state holds the frequencies of `a`, and `before`
- * is the number of bytes before this member. */
+/* Returns the size in bytes of a node's state. The frequencies are the last member, after `before` bytes. */
 static size_t te__rope_state_size(const te_rope_angles *a, size_t before) {
     return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0);
 }
@@ -218,8 +213,8 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
 
 /* ---- a packed projection ---- */
 
-/* The layout of queries, keys and values in one tensor, head after head. The tensor has `heads` + 2 * `groups` heads,
- * or 2 * `groups` heads if `keys` is true: then it has no queries. */
+/* Describes a tensor that packs queries, keys and values: `heads` + 2 * `groups` heads. If `keys` is true, there are no
+ * queries. */
 typedef struct te__packing {
     int heads, groups;
     int64_t head_dim;
@@ -234,11 +229,10 @@ static int64_t te__packing_width(const te__packing *p) {
     return ((p->keys ? 0 : (int64_t)p->heads) + 2 * (int64_t)p->groups) * p->head_dim;
 }
 
-/* Makes views of the queries (unless p->keys), keys and values in x. The last dimension of x holds all packed heads of
- * a token. The views have no history on the tape. If te__packing_spreads is true, the heads of the queries have two
- * strides: one inside a group, another between groups. Such views are possible only in the layout sbhd. Then each of
- * the G groups is viewed as a sequence of its own: the queries are [s, b G, H / G, d], and the keys and values are
- * [s, b G, 1, d]. Returns false on failure. */
+/* Makes views of the queries (unless p->keys), keys and values in x. The views have no history on the tape. Returns
+ * false on failure.
+ * If te__packing_spreads is true, no single stride fits the heads of the queries. Then each of the G groups is viewed
+ * as a sequence: queries [s, b G, H / G, d], keys and values [s, b G, 1, d]. This needs the layout sbhd. */
 static bool te__packed_views(const te__packing *p, te_tensor *x, te_qkv_format format, te_tensor *part[3]) {
     const int leading = format == TE_THD ? 1 : 2, in_group = p->heads / p->groups;
     const int64_t d = p->head_dim, width = te__packing_width(p), of_group = p->keys ? 2 : in_group + 2;
@@ -272,8 +266,8 @@ typedef struct te__qkv_state { /* laid out as te__rope_state */
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__qkv_state;
 
-/* Sets up the arguments of te_op_qkv_rope for x, except the tensors q, k and v. For the layout thd, `rotary` must be
- * NULL, and all tokens are treated as one sequence. On failure sets an error and returns false. */
+/* Sets up the arguments of te_op_qkv_rope for x, except q, k and v. For the layout thd `rotary` must be NULL. Returns
+ * false on failure. */
 static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                          te__qkv_state *s) {
     te_op_qkv_rope_args *a = &s->args;
@@ -303,8 +297,7 @@ static te_result te__qkv_record(const char *name, te_tensor *x, const te_rotary_
                               te__rope_state_size(&s->args.angles, offsetof(te__qkv_state, inv_freq)), NULL, &x, 1,
                               saved, 3);
 }
-/* Returns the arguments of the backward pass, except the gradients that it reads (q, k and v, or `rotated`). `qkv` is
- * the gradient that it writes. */
+/* Returns the arguments of the backward pass, except q, k, v and `rotated`. `qkv` receives the gradient. */
 static te_op_qkv_rope_bwd_args te__qkv_back(const te__qkv_state *s, te_tensor *const *saved, te_tensor *qkv) {
     const te_op_qkv_rope_args *f = &s->args;
     te_op_qkv_rope_bwd_args args = TE_ZERO;
@@ -349,8 +342,8 @@ static te_result te__split_backward(te_ctx *te, const void *state, te_tensor *co
     return te_op_qkv_rope_bwd(te, &args);
 }
 
-/* Splits a packed projection into out[0] = q [s, b, H, d], out[1] = k [s, b, G, d] and out[2] = v [s, b, G, d]. In the
- * layout thd, [tokens] replaces [s, b]. Each result has memory of its own. Returns false on failure. */
+/* Copies a packed projection to new tensors: out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d]. In the
+ * layout thd, [tokens] replaces [s, b]. */
 static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                           te_tensor *out[3]) {
     te__qkv_state state;
@@ -403,9 +396,8 @@ static te_result te__rotate_backward(te_ctx *te, const void *state, te_tensor *c
     args.rotated = from;
     return args.qkv ? te_op_qkv_rope_bwd(te, &args) : te_error_code(te);
 }
-/* Returns the packed projection x [s, b, ..] or [b, s, ..] with rotated queries and keys and unchanged values. `own`
- * means that the node that computed x does not need the values of x. Then x is rotated in place if no other tensor
- * shares its memory. */
+/* Returns the packed projection x with rotated queries and keys. If `own` is true, x may be rotated in place: the node
+ * of x does not need x. */
 static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                                  bool own) {
     te__qkv_state state;
@@ -438,8 +430,7 @@ enum {
     TE__ATTENTION_SAVED = 6 + TE__ATTENTION_TENSORS, /* number of tensors that an attention node saves */
     TE__ATTENTION_INPUTS = 5
 };
-/* Copies the tensors of a te_attn_rule to `list`, so that a node can save them. If `back` is true, copies them from
- * `list` to the te_attn_rule. */
+/* Copies the tensors of x to `list`, or from `list` to x if `back` is true. */
 static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) {
     te_tensor **field[TE__ATTENTION_TENSORS];
     int i, n = 0;
@@ -458,8 +449,8 @@ static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) 
     }
 }
 
-/* Returns the size in bytes of a node's copies of the user's expressions (te__score_mod_keep). The copies are in one
- * block of memory, which starts at score_mod, or at mask_mod if score_mod is NULL. */
+/* Returns the size in bytes of a node's copies of the user's expressions. The copies are one block, which starts at
+ * score_mod or, without one, at mask_mod. */
 static size_t te__score_mod_bytes(const te_score_mod *m) {
     return (m->score_mod ? strlen(m->score_mod) + 1 : 0) + (m->score_mod_bprop ? strlen(m->score_mod_bprop) + 1 : 0) +
            (m->mask_mod ? strlen(m->mask_mod) + 1 : 0);
@@ -496,9 +487,8 @@ static void te__attention_apart(te_tensor *const *saved, te_tensor **made) {
     int i;
     for (i = 0; i < 3; i++) made[i] = saved[i] ? te__empty_like(saved[i], saved[i]->dtype) : NULL;
 }
-/* Returns the arguments of the backward pass of `f`, except d_o. `saved` is the list that te__attention_save filled.
- * `made` has the gradients of q, k and v. Allocates the gradients of the bias and of the softmax offset.
- * te__attention_made checks that all these gradients exist. */
+/* Returns the arguments of f's backward pass, except d_o. `saved` comes from te__attention_save. The caller must check
+ * the gradients with te__attention_made. */
 static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f, te_tensor *const *saved,
                                                    te_tensor *const made[3], te_tensor **dx, const bool *needs) {
     te_op_attn_bwd_args args = TE_ZERO;
@@ -548,8 +538,8 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
     return d_o && te__attention_made(&args, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
 }
 
-/* Sets up the forward pass of `desc`, allocates its outputs, and draws random bits if dropout needs them (te__rng_back
- * undoes the draw). On failure sets an error and returns false. */
+/* Sets up the forward pass of `desc` and allocates its outputs. Draws random bits for dropout; te__rng_back undoes the
+ * draw. Returns false on failure. */
 static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *desc, te_op_attn_fwd_args *args) {
     te_tensor *q = parts[0], *k = parts[1], *v = parts[2];
     te_ctx *te = q->te;
@@ -589,9 +579,8 @@ static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *de
 }
 
 /* Fills the lists of a node from a forward pass.
- * `saved` gets the tensors that the backward pass reads, beginning with q, k, v and o.
- * `in` gets the tensors that may have gradients: first `parts` (q, k and v, or the packed tensors), then the bias and
- * the softmax offset.
+ * `saved` gets what the backward pass reads, beginning with q, k, v and o.
+ * `in` gets the tensors that may have gradients.
  * `args` gets copies of the user's expressions, which te__attention_release frees. */
 static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in,
                                te_tensor **saved) {
@@ -613,12 +602,10 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
     return te__score_mod_keep(parts[0]->te, &args->rule.score_mod);
 }
 
-/* Runs te_attention on q, k and v.
- * If p is NULL, `parts` are the separate tensors q, k and v.
- * Otherwise one tensor is packed. If p->keys is false, this is parts[0], with queries, keys and values. If p->keys is
- * true, it is parts[1], with keys and values, and parts[0] is q. The function puts views of the packed tensor into
- * `parts`, so nothing is copied. The result has the shape [.., H, d], with all heads. If te__packing_spreads is true,
- * each group of heads is viewed as a sequence, so the te_attn_rule must be the same for all sequences and heads. */
+/* Runs te_attention. If p is NULL, `parts` are q, k and v.
+ * Otherwise views of a packed tensor replace `parts`. The packed tensor is parts[0] or, if p->keys is true, parts[1]
+ * (keys and values).
+ * If te__packing_spreads is true, the te_attn_rule must be the same for all sequences and heads. */
 static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, const te_attn_desc *desc) {
     const te__packing apart = TE_ZERO;
     te__attention_state state;

@@ -1,6 +1,5 @@
-/* functions/elements.c: differentiable functions, each with its backward function above it. A function checks its
- * arguments, allocates its output, runs raw operations and records a tape node. This file may call raw operations. It
- * must not depend on modules. */
+/* functions/elements.c: differentiable functions, each with its backward function above it. This file may call raw
+ * operations. It must not depend on modules. */
 
 /* ---- plumbing ---- */
 
@@ -42,8 +41,8 @@ static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn back
                : NULL;
 }
 
-/* Checks that the operand `with` belongs to the same context as x. If `with` is NULL, returns `optional` and sets no
- * error: a required operand is NULL only after a call that has failed and has set the error. */
+/* Checks that the operand `with` belongs to x's context. If `with` is NULL, returns `optional`. A required operand is
+ * NULL only after an error that is already recorded. */
 static bool te__operand(const te_tensor *x, const te_tensor *with, bool optional, const char *function) {
     if (!with) return optional;
     return te__same_ctx(with, x->te, function);
@@ -71,8 +70,8 @@ static te_tensor *te__copied(const te_tensor *x, te_dtype dtype) {
     te_tensor *y = x ? te__empty_like(x, dtype) : NULL;
     return y ? te__checked(y, te_tensor_copy(y, x)) : NULL;
 }
-/* The format and shape of a tensor. With them a backward pass allocates the gradient of the tensor, so the tensor
- * itself need not be saved. */
+/* The format and shape of a tensor. A backward pass allocates a gradient from a te__like, so the tensor need not be
+ * saved. */
 typedef struct te__like {
     te_dtype dtype;
     int ndim;
@@ -178,8 +177,7 @@ static te_result te__mul_backward(te_ctx *te, const void *state, te_tensor *cons
     }
     return (needs[0] && !dx[0]) || (needs[1] && !dx[1]) ? te_error_code(te) : TE_OK;
 }
-/* Returns true if y has one number for each row of x. Then the shape of y is the shape of x without the last size, or
- * with 1 as the last size. */
+/* Returns true if y has one number for each row of x: x's shape without the last size, or with a last size of 1. */
 static bool te__is_per_row(const te_tensor *x, const te_tensor *y) {
     int i, leading = x->ndim - 1;
     if (leading < 0 || (y->ndim != leading && !(y->ndim == x->ndim && y->shape[leading] == 1))) return false;
@@ -355,8 +353,7 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
 }
 
 /* Returns the normalized rows, quantized if `spec` is given. As in TransformerEngine, delayed scaling quantizes the
- * unrounded f32 result. Other recipes round the result to x's format first, then take the amax and quantize. For
- * `rounded` see te_op_rmsnorm_fwd. */
+ * unrounded f32 result. Other recipes first round to x's format. For `rounded` see te_op_rmsnorm_fwd. */
 static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, const te_norm_options *o, bool rounded,
                            const te__quant_spec *spec) {
     const bool rms = o->normalization == TE_RMSNORM;
@@ -599,8 +596,8 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
 }
 
-/* Computes the loss and the LSE of each row. If the columns are split among ranks, each rank computes partial results
- * from its own columns. Then every rank merges the same list of all partial results. */
+/* Computes the loss and the LSE of each row. If ranks share the columns, every rank merges the same list of all partial
+ * results. */
 static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd_args *args, te_tensor *rows,
                                         te_tensor *lse) {
     te_ctx *te = rows->te;

@@ -1,13 +1,12 @@
-/* functions/linear.c: the linear layer y = x W^T + b, in high precision or quantized. It has the forward product (y),
- * the two backward products (dx and dW), and the exchanges between ranks before and after them. Every module with a
- * GEMM calls this file. This file may use quantizers and the scaling state. It must not depend on the module tree. */
+/* functions/linear.c: the linear layer y = x W^T + b, in high precision or quantized. It computes y, dx and dW, and
+ * exchanges data between ranks. This file may use quantizers and the scaling state. It must not depend on the module
+ * tree. */
 
 typedef struct te__functions_state {
     te_tensor *place; /* the next output that has the format and size of this tensor is written to it; NULL: every
                        * output gets new memory */
-    bool any_rows;    /* true: onnx/export.c records the operations for an ONNX file that must work for any number of
-                       * rows. Then no output may lie in a larger tensor at an offset that depends on the number of
-                       * rows */
+    bool any_rows;    /* true: onnx/export.c records for any number of rows, so no output may have an offset that
+                       * depends on that number */
 } te__functions_state;
 static const te__slot te__functions_slot = {sizeof(te__functions_state)};
 static te__functions_state *te__functions_of(const te_ctx *te) {
@@ -40,9 +39,8 @@ typedef struct te__linear_call {
     const te__quant_call *quant;  /* NULL: high precision, even inside an autocast region */
     int gemm;                     /* index of the product in quant->scaling */
     te__parallel parallel;        /* the ranks that share the product; in mode TE_PARALLEL_ROW `bias` must be NULL */
-    unsigned *met;                /* points to a bit mask in the module: bit number `gemm` is set after the ranks have
-                                   * compared the operands of this product (te__linear_meets); NULL: the ranks compare
-                                   * nothing */
+    unsigned *met;                /* a bit mask in the module: bit `gemm` is set after the ranks have compared the
+                                   * operands (te__linear_meets); NULL: no comparison */
     te__weight_cache *cache;      /* the cache of the quantized weight; must not be NULL if `quant` is given */
     te_microbatch microbatch;
     bool fuse_wgrad;
@@ -54,9 +52,8 @@ typedef struct te__linear_call {
     bool bias_grad_elsewhere; /* the node of the activation after this product computes the gradient of the bias */
     bool record_alone;        /* true: only records the tape node and does not run the product, because nobody reads
                                * y */
-    te_tensor *act_of, *act_bias; /* These two are NULL unless the call runs in high precision. If x is the result of
-                                   * an activation without a tape node of its own, act_of is the activation's input.
-                                   * act_bias is the bias that act_of already includes. */
+    te_tensor *act_of, *act_bias; /* NULL unless x is the result of an activation without a tape node, in high
+                                   * precision: the input of that activation, and the bias that act_of includes */
     te_epilogue act_epilogue;     /* epilogue that multiplies by the activation's derivative */
     int group;                      /* index of `weight` among the weights of the tape node; the weight is the node's
                                      * input number 1 + `group` */
@@ -125,8 +122,8 @@ typedef struct te__wgrad {
     uint64_t saved_at; /* te->writes when dy and x were saved */
 } te__wgrad;
 
-/* Computes dW. If `fused` is set and the weight has a main_grad, adds dW to main_grad, or overwrites main_grad if
- * `overwrite` is set. Otherwise returns dW in *dw. */
+/* Computes dW into *dw. If `fused` is set and the weight has a main_grad, dW is added to main_grad instead, or
+ * overwrites main_grad if `overwrite` is set. */
 static te_result te__wgrad_product(te_ctx *te, const te__wgrad *g, te_tensor **dw) {
     te_tensor *main_grad = g->fused ? g->weight->main_grad : NULL;
     te_op_gemm_args gemm = TE_ZERO;
@@ -156,9 +153,8 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
-/* Returns dy in the form that the products dy W and dy^T x read: quantized if needed, and gathered from all ranks.
- * Computes the bias gradient in *db from the unquantized dy, as TransformerEngine does. If dy is already
- * quantized, dequantizes it for this. */
+/* Returns dy as the products dy W and dy^T x read it: quantized if needed, and gathered. Sets *db to the bias gradient,
+ * computed from the unquantized dy as in TransformerEngine. */
 static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db,
                                          const bool *needs) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];
@@ -188,9 +184,8 @@ static te_tensor *te__quantize_as(te_tensor *x, te_dtype dtype, const te__quant_
     te_tensor *y = te__quant_empty(x->te, dtype, x->ndim, x->shape, spec, spec->usage, false);
     return y && te__quant_fill(y, x, spec, spec->usage, NULL) == TE_OK ? y : NULL;
 }
-/* Returns the format in which the product writes a result that will be quantized by `spec`. If the recipe gives the
- * scale in advance (delayed scaling), this is f32, so that the result is rounded only once. Otherwise it is `dtype`, as
- * in TransformerEngine. */
+/* Returns the format of a product's result that `spec` will quantize. Delayed scaling gives f32, so that the result is
+ * rounded only once. Other recipes keep `dtype`, as in TransformerEngine. */
 static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) {
     return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype;
 }
@@ -210,8 +205,8 @@ static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x
             : TE_ROWWISE);
 }
 
-/* Ends a backward pass that cannot continue, and informs the ranks that wait for this rank in the next exchange.
- * Returns the error. `gathered` is true if this rank already has the whole gradient of y. */
+/* Ends a failed backward pass and informs the ranks that wait in the next exchange. Returns the error. `gathered`: this
+ * rank has the whole gradient of y. */
 static te_result te__linear_gives_up(te_ctx *te, const te__linear_state *s, const bool *needs, bool gathered) {
     const te__parallel *p = &s->parallel;
     te_result result = te_error_code(te);
@@ -319,10 +314,8 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
     return weight;
 }
 
-/* Returns the weight in quantized form:
- * - the weight itself if it is stored quantized
- * - else the cached copy, if `microbatch` is TE_MICROBATCH_LATER and the copy is still valid
- * - else a new copy */
+/* Returns the quantized weight: the weight itself, a valid cached copy (only for TE_MICROBATCH_LATER), or a new
+ * copy. */
 static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     te_tensor *weight = c->weight, *w;
     te__weight_cache *cache = c->cache;
@@ -410,8 +403,8 @@ static te_result te__linear_fits(const te__linear_call *c) {
     return TE_OK;
 }
 
-/* Returns the quantized input of the forward product, gathered from all ranks. Sets *kept to this rank's input, which
- * the backward pass needs. If s->quantize_x is set, *kept is not quantized, and the backward pass quantizes it. */
+/* Returns the quantized input of the forward product, gathered from all ranks. Sets *kept to this rank's input for the
+ * backward pass. *kept is not quantized if s->quantize_x is set. */
 static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int keep, te__linear_state *s,
                                    te_tensor **kept) {
     const te__quant_call *quant = c->quant;
@@ -430,8 +423,8 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
             "be the same; leave "
             "the option off, or use another recipe",
             spec.stochastic ? "stochastic" : spec.cls->name);
-    /* If the ranks gather x before it is quantized, there is no quantized copy of this rank's x alone. So the backward
-     * pass quantizes x again. */
+    /* Ranks that gather x before quantizing have no quantized copy of their own x. So the backward pass quantizes x
+     * again. */
     if (gathers && !te__codes_gather(&spec, x)) again = true;
     if (again && saves && spec.cls->form != TE__FORM_PLAIN &&
         quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION)
@@ -464,8 +457,8 @@ static void te__linear_misses(const te__parallel *p, te_result result) {
         te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
 }
 
-/* Lets the ranks compare the operands of the product before it runs for the first time, or before every run in debug
- * mode. `result` is TE_OK, or the error of this rank so far. If any rank has failed, all ranks return an error. */
+/* Compares the operands of all ranks before the first call (in debug mode, before each call). `result` is this rank's
+ * result so far. If any rank has failed, all ranks return an error. */
 static te_result te__linear_meets(const te__linear_call *c, te_result result) {
     const te__parallel *p = &c->parallel;
     char what[384] = "", x[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT];
@@ -505,8 +498,8 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
     return te__record_quantized(y->te, &node) == TE_OK ? y : NULL;
 }
 
-/* Returns a tensor for an output. If te__functions_state.place is set and has the format and size of the output, the
- * result uses the memory of `place`; otherwise it gets new memory. */
+/* Returns a tensor for an output, in the memory of te__functions_state.place if `place` has the output's format and
+ * size. */
 static te_tensor *te__output_place(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *place = te__functions_of(te)->place;
     if (!place || place->dtype != dtype || te__shape_bytes(dtype, ndim, shape) != te_tensor_bytes(place))

@@ -1,5 +1,4 @@
-/* functions/parallel.c: matrix products that several ranks share. te__parallel describes the part of one rank. This
- * file also gathers shards of the first dimension of a tensor. A quantized shard is gathered as codes and scales. This
+/* functions/parallel.c: matrix products that several ranks share, and the gathering of plain or quantized shards. This
  * file may use groups of ranks and quantized tensors. It must not depend on modules. */
 
 typedef struct te__parallel {
@@ -13,8 +12,8 @@ typedef struct te__parallel {
 static bool te__shares(const te__parallel *p, te_parallel_mode mode) {
     return TE__HAS_RANKS && p->size > 1 && p->mode == mode;
 }
-/* Returns true if the ranks gather an operand of the product. In mode TE_PARALLEL_COLUMN they gather its input, in mode
- * TE_PARALLEL_ROW the gradient of its output. */
+/* Returns true if the ranks gather an operand: the input (TE_PARALLEL_COLUMN) or the gradient of the output
+ * (TE_PARALLEL_ROW). */
 static bool te__gathers(const te__parallel *p, te_parallel_mode mode) { return te__shares(p, mode) && p->sequence; }
 
 /* ---- shards of the first dimension ---- */
@@ -23,8 +22,8 @@ static void te__whole_shape(const te_group *group, const te_tensor *x, int64_t s
     memcpy(shape, x->shape, sizeof(x->shape));
     shape[0] *= te__group_size(group);
 }
-/* Concatenates the shards x of all ranks along the first dimension. The result has no history on the tape. If x is
- * NULL, this rank has failed to compute its shard. If one rank fails, all ranks get an error and return NULL. */
+/* Concatenates the shards x of all ranks along the first dimension. Does not record on the tape. If this rank has
+ * failed, x is NULL, and all ranks return NULL. */
 static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     int64_t shape[TE_MAX_DIMS];
     te_tensor *y;
@@ -38,15 +37,15 @@ static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     return y ? te__checked(y, te__all_gather(group, x, y)) : NULL;
 }
 
-/* Returns the sum of x over the ranks. The result has no history on the tape. If this rank has failed to compute x, x
- * is NULL; then all ranks get an error and return NULL. */
+/* Returns the sum of x over the ranks. Does not record on the tape. If this rank has failed, x is NULL, and all ranks
+ * return NULL. */
 static te_tensor *te__summed(te_group *group, te_tensor *x) {
     te_tensor *y = te__copied(x, x ? x->dtype : TE_DTYPE_NONE);
     return te__all_reduce(group, y, TE_REDUCE_SUM) == TE_OK ? y : NULL;
 }
 
-/* Sums *y over the ranks. Afterwards *y is the whole sum or, under sequence parallelism, this rank's part of the first
- * dimension. `result` tells whether this rank has computed *y; an error makes all ranks fail. */
+/* Sums *y over the ranks. Under sequence parallelism *y becomes this rank's part of the first dimension. An error in
+ * `result` makes all ranks fail. */
 static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_result result) {
     te__collective kind = p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE;
     te_tensor *part = *y;
@@ -69,9 +68,8 @@ static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_resul
 
 /* ---- quantized shards ---- */
 
-/* Returns true if quantizing the shard x of each rank by `spec` gives the same codes as quantizing the whole tensor.
- * This requires that no scaling block extends into the next rank's rows. If the recipe has one scale per tensor, all
- * ranks must also use the same scale (spec->group); the function does not check that. */
+/* Returns true if the codes of the shards equal those of the whole tensor. No scaling block may extend into the next
+ * rank's rows. A recipe with one scale per tensor also needs spec->group, which is not checked. */
 static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
     int64_t tile = spec->cls->form == TE__FORM_CODES ? spec->cls->shard_tile : 0;
     return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 &&
@@ -87,8 +85,8 @@ static bool te__copy_gathers(const te_tensor *x) {
     return te__codes_gather(&spec, x);
 }
 
-/* Concatenates the matrices `part` of all ranks along dimension `dim`, and writes the result to `whole`. Takes only the
- * first `used` rows or columns of each part; the rest is padding. Copies bytes, so any format works. */
+/* Concatenates the matrices `part` of all ranks along `dim` into `whole`. Only the first `used` rows or columns of each
+ * part count; the rest is padding. */
 static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_tensor *whole, int dim, int64_t used) {
     int64_t shape[3], to_row = (int64_t)te__row_bytes(whole->dtype, whole->shape[1]);
     te_tensor *stage, *from, *to;
@@ -134,9 +132,8 @@ static void te__share_factor(te_tensor **to, te_tensor *from) {
     *to = te_tensor_retain(from);
 }
 
-/* Returns the whole tensor of a quantized shard, with the copies (row-wise, column-wise) that `usage` names.
- * te__copy_gathers must be true for the shard. If the recipe has one scale per tensor, only row-wise codes are sent,
- * and the receiver transposes them. */
+/* Returns the whole tensor of a quantized shard, with the copies that `usage` names. te__copy_gathers must be true. If
+ * the recipe has one scale per tensor, column-wise codes are made after the gather. */
 static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int usage) {
     const te__quant_copy *first = te__first_copy(x);
     bool turned = first->cls->facts & TE__TENSOR_SCALED;
@@ -166,9 +163,8 @@ static te_tensor *te__gather_any(te_group *group, te_tensor *x, int usage) {
     return te__copy_gathers(x) ? te__gather_quantized(group, x, usage) : te__gather(group, te__plain(x));
 }
 
-/* Gathers the plain shard x and returns the whole tensor quantized. If the codes of the shards equal those of the whole
- * tensor, sends codes and stores this rank's codes in *shard. Otherwise gathers in high precision, then quantizes, and
- * sets *shard to NULL. `shard` may be NULL. */
+/* Gathers the plain shard x and returns the whole tensor quantized. If possible, sends codes and sets *shard to this
+ * rank's codes. Otherwise quantizes after the gather and sets *shard to NULL. `shard` may be NULL. */
 static te_tensor *te__quantize_gathered(te_group *group, te_tensor *x, const te__quant_spec *spec, te_tensor **shard) {
     te__quant_spec own = *spec;
     te_tensor *codes;
@@ -194,8 +190,8 @@ static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *c
     dx[0] = te_tensor_contiguous(dy[0]);
     return te__reduce_parts(p, &dx[0], dx[0] ? TE_OK : te_error_code(te));
 }
-/* Concatenates the shards x of all ranks along the first dimension, and records this on the tape. The backward pass
- * sums, over all ranks, the gradients of this rank's x. */
+/* Concatenates the shards x along the first dimension, and records this on the tape. The backward pass sums the
+ * gradients over the ranks. */
 static te_tensor *te__gather_rows(const te__parallel *p, te_tensor *x) {
     if (x && !te__need_float(x, "sequence_parallel")) x = NULL;
     x = te_tensor_contiguous(x);

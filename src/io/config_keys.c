@@ -1,5 +1,5 @@
-/* io/config_keys.c: reads a JSON object of a config.json into a struct, and checks values. A table (te__hf_key) lists
- * the keys and their fields in the struct. This file may use JSON. It must not depend on the meaning of a key. */
+/* io/config_keys.c: reads a JSON object of a config.json into a struct by a table of keys (te__hf_key), and checks
+ * values. This file may use JSON. It must not depend on the meaning of a key. */
 
 typedef enum te__hf_kind {
     TE__HF_COUNT,
@@ -14,8 +14,8 @@ typedef struct te__hf_key {
     size_t offset;
 } te__hf_key;
 
-/* A missing key is stored as NAN, -1 or NULL, and so is a JSON null for most kinds. The kinds TE__HF_COUNT and
- * TE__HF_CAP store null as one of the two values below. No file can contain these two values. */
+/* A missing key is stored as NAN, -1 or NULL, and so is null for most kinds. TE__HF_COUNT and TE__HF_CAP store null as
+ * a value below, which no file can contain. */
 #define TE__HF_NULL (-2)                    /* null of a TE__HF_COUNT */
 #define TE__HF_NULL_CAP ((double)-INFINITY) /* null of a TE__HF_CAP */
 
@@ -35,8 +35,8 @@ static bool te__hf_missing(const char *at, te__hf_kind kind) {
     return *(const int64_t *)(const void *)at == -1;
 }
 
-/* Reads the value of key `name` into its field of the struct `s`. Sets *known to false, and reads nothing, if the table
- * does not have the key. If the value is not valid for the key, sets an error and returns false. */
+/* Reads the value of key `name` into a field of the struct `s`. If the table lacks the key, only sets *known to
+ * false. */
 static bool te__hf_take(te__json *j, void *s, const te__hf_key *keys, int num_keys, const char *name, bool *known) {
     int i;
     for (i = 0; i < num_keys && strcmp(keys[i].name, name) != 0; i++) {}

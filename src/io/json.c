@@ -1,9 +1,8 @@
 /* io/json.c: a strict JSON parser that works in place, and a writer of strings. This file may use the context, for
  * errors. It must not depend on the meaning of a document.
  *
- * The caller knows which type of value must come next, and calls the function that reads this type (te__json_open,
- * te__json_string, te__json_uint ...). After the first failure every call does nothing, so the caller may check
- * `failed` later. */
+ * The caller chooses the function for the type of value that must come next. After the first failure every call does
+ * nothing, so the caller may check `failed` later. */
 
 enum { TE__JSON_MAX_NESTING = 32 };
 
@@ -11,8 +10,8 @@ typedef struct te__json {
     te_ctx *te;
     const char *path; /* file name, for messages */
     const char *part; /* name of the parsed part of the file, for messages: "the header" or "the text" */
-    char *begin, *at, *end; /* `begin` and `end` are the ends of the text, and `at` is the current position; *end is 0.
-                             * Strings are unescaped in place, which only shortens them. */
+    char *begin, *at, *end; /* start of the text, current position, end of the text; *end is 0. Strings are unescaped in
+                             * place, which only shortens them. */
     bool failed;
 } te__json;
 
@@ -106,8 +105,8 @@ static unsigned te__json_escape(te__json *j) {
     return 0x10000u + (((unsigned)high - 0xD800u) << 10) + ((unsigned)low - 0xDC00u);
 }
 
-/* Returns the number of bytes of the UTF-8 character at the start of `text`. Returns 0 if it is invalid: overlong, a
- * surrogate, or above U+10FFFF. */
+/* Returns the number of bytes of the UTF-8 character at `text`. Returns 0 if the character is overlong, a surrogate, or
+ * above U+10FFFF. */
 static int te__utf8_length(const char *text) {
     const unsigned char *p = (const unsigned char *)text;
     int n = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : p[0] < 0xF5 ? 4 : 0, i;

@@ -1,6 +1,5 @@
-/* io/rope_keys.c: reads the keys of a rotary embedding in a config.json, in "rope_parameters" or the older
- * "rope_scaling". Converts them to a te_rope_scaling by the rules of the transformers library. This file must not
- * depend on models. */
+/* io/rope_keys.c: reads the keys of a rotary embedding in a config.json. Converts them to a te_rope_scaling as the
+ * transformers library does. This file must not depend on models. */
 
 /* The JSON object of a rotary embedding in a config.json. A missing key is NAN, -1 or NULL. */
 typedef struct te__hf_rope {
@@ -72,8 +71,8 @@ static bool te__hf_yarn(const te__json *j, const te__hf_rope *r, te_rope_scaling
         "rope_type is \"yarn\", beta_fast %g and beta_slow %g (0: missing, 32 and 1); the first must be the larger one",
         (double)s->beta_fast, (double)s->beta_slow);
 }
-/* Reads the two lists that only LongRoPE has; each must have `pairs` numbers, one per pair of channels. Afterwards *s
- * points to the lists of *r. */
+/* Reads the two lists that only LongRoPE has, with one number for each of `pairs` pairs of channels. *s then points to
+ * the lists of *r. */
 static bool te__hf_longrope(const te__json *j, const te__hf_rope *r, int64_t pairs, te_rope_scaling *s) {
     int i;
     if (r->num_short_factors != pairs || r->num_long_factors != pairs)

@@ -1,10 +1,8 @@
-/* io/safetensors.c: reads and writes safetensors files. Such a file has 8 bytes of header length, a JSON header, and
- * the data. This file may use files and tensors. It must not depend on modules, except that te__st_list_add has the
- * arguments of a module visitor.
+/* io/safetensors.c: reads and writes safetensors files: 8 bytes of header length, a JSON header, the data. This file
+ * may use files and tensors. It must not depend on modules, except for the arguments of te__st_list_add.
  *
- * No file is trusted. The header length is checked against the size of the file before the header is read. Every size
- * and offset is checked against the data before a tensor is created. The rules are those of the reference
- * implementation: the data has neither holes nor overlaps, no name occurs twice, and every byte belongs to a tensor. */
+ * No file is trusted: every length, size and offset is checked before it is used. As in the reference implementation,
+ * the data has no holes or overlaps, no name occurs twice, and every byte belongs to a tensor. */
 
 enum { TE__ST_MAX_HEADER = 100000000, TE__ST_CHUNK = 8 << 20 };
 
@@ -352,8 +350,8 @@ static const te__st_entry *te__st_readable(te_safetensors *f, const char *name) 
     return NULL;
 }
 
-/* Allocates the staging memory, if that is not done yet. Reading into existing tensors needs no other memory. On
- * failure sets an error and returns false. */
+/* Allocates the staging memory once. Reading into existing tensors needs no other memory. On failure sets an error and
+ * returns false. */
 static bool te__st_stage(te_safetensors *f) {
     if (!f->staging) f->staging = te__alloc(f->te, te__st_staging_bytes(f));
     return f->staging != NULL;
@@ -472,9 +470,8 @@ static bool te__st_keep(te_safetensors *f, int index, te__st_part *to) {
     return fine;
 }
 
-/* Orders parts (tensors to write) by descending element width, as the reference implementation does, so that each
- * tensor is aligned to its element size. Orders parts of the same width by name, so that equal content gives equal
- * files. */
+/* Orders parts by descending element width, as the reference implementation does, so that each tensor is aligned.
+ * Orders parts of one width by name, so that equal content gives equal files. */
 static int te__st_by_width(const void *a, const void *b) {
     const te__st_part *x = (const te__st_part *)a, *y = (const te__st_part *)b;
     int wide = y->type->bits - x->type->bits;

@@ -1,5 +1,5 @@
-/* lm/causal_lm.c: the module CausalLM, a language model of the Llama kind, and the decoder modules that it consists of.
- * This file may use functions and modules. It must not depend on files on disk. */
+/* lm/causal_lm.c: CausalLM, a language model of the Llama kind, and its decoder modules. This file may use functions
+ * and modules. It must not depend on files on disk. */
 
 /* ---- GEMMs that stay in high precision ---- */
 
@@ -25,8 +25,8 @@ typedef struct te__decoder_attention {
                      * then the list of long factors */
 } te__decoder_attention;
 
-/* Projects args->input with the child `proj` and returns heads [b, s, n, d]. Normalizes the heads if `norm` is not
- * NULL, and rotates them if `rotary` is not NULL. Both are NULL for v_proj. */
+/* Projects args->input with the child `proj` to heads [b, s, n, d]. Normalizes the heads with the child `norm`, and
+ * rotates them by `rotary`. `norm` and `rotary` may be NULL. */
 static te_tensor *te__project_heads(te_module *m, const te_forward_args *args, const char *proj, const char *norm,
                                     int n, const te_rotary_desc *rotary) {
     const te__decoder_attention *s = (const te__decoder_attention *)m->state;
@@ -187,9 +187,8 @@ static te_result te__decoder_model_forward(te_module *m, te_forward_args *args) 
 static const te_module_class te__decoder_model_class = {"DecoderModel", sizeof(float), te__decoder_model_forward, NULL,
                                                         NULL};
 
-/* Returns true if a step of `added` more positions changes the rotation of the `length` cached keys. With longrope this
- * happens when the sequence becomes longer than original_max_position_embeddings: then the long factors apply to all
- * positions. */
+/* Returns true if `added` more positions change the rotation of the `length` cached keys. With longrope, a sequence
+ * longer than original_max_position_embeddings rotates all positions by the long factors. */
 static bool te__rotation_changes(const te_lm_rotary *r, int64_t length, int64_t added) {
     const int64_t original = r->scaling.original_max_position_embeddings;
     return r->scaling.type == TE_ROPE_LONGROPE && length > 0 && length <= original && length + added > original;

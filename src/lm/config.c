@@ -1,6 +1,5 @@
-/* lm/config.c: converts the config.json of a Hugging Face transformers model to a te_causal_lm_desc. The table
- * te__lm_families (lm/families.c) has a row for each model family; the row of the model's family controls the
- * conversion. This file must not depend on weights.
+/* lm/config.c: converts a config.json of Hugging Face transformers to a te_causal_lm_desc, by the family's row of
+ * te__lm_families (lm/families.c). This file must not depend on weights.
  *
  * Every key that changes the computation is either read or rejected. So a model that te_hf_open opens computes the same
  * as in transformers. */
@@ -130,8 +129,8 @@ static void te__lm_config_close(te__lm_config *c) {
     te__free(te, c->rows);
 }
 
-/* Parses a RoPE object into `rope`. If `by_kind` is true, the values of "full_attention" and "sliding_attention" in it
- * are RoPE objects too, and are parsed into c->full and c->sliding. */
+/* Parses a RoPE object into `rope`. If `by_kind` is true, "full_attention" and "sliding_attention" in it are RoPE
+ * objects for c->full and c->sliding. */
 static bool te__lm_parse_rope(te__lm_config *c, te__hf_rope *rope, bool by_kind) {
     te__json *j = &c->j;
     const char *name;
@@ -144,8 +143,8 @@ static bool te__lm_parse_rope(te__lm_config *c, te__hf_rope *rope, bool by_kind)
     return !j->failed;
 }
 
-/* Parses the list that is the value of key `name` into `list`. If `kinds` is true, it is a list of attention types,
- * stored as 1 for sliding and 0 for full; otherwise it is a list of numbers. The value null leaves the list empty. */
+/* Parses the value of key `name` into `list`; null leaves `list` empty. If `kinds` is true, the value lists attention
+ * types, stored as 1 for sliding and 0 for full. Otherwise it lists numbers. */
 static bool te__lm_parse_list(te__lm_config *c, te__lm_list *list, const char *name, bool kinds) {
     te__json *j = &c->j;
     bool more;
@@ -246,9 +245,8 @@ static void te__lm_fill(te__lm_config *c, const te__lm_config *row, bool all) {
                 te__lm_set(c, row, key);
         }
 }
-/* Applies entry `f` of te__lm_families to c: removes the keys that the family does not read, fills in the defaults, and
- * sets the keys that the family fixes. If c is the text model of a multimodal model, `outer` is the entry of the
- * multimodal model; otherwise NULL. */
+/* Applies entry `f` of te__lm_families to c: drops keys that the family does not read, fills in defaults, sets fixed
+ * keys. `outer` is the entry of the multimodal model around the text model c, or NULL. */
 static bool te__lm_resolve(te__lm_config *c, const te__lm_family *f, const te__lm_family *outer) {
     const char *texts[TE__LM_ROWS];
     int i;
@@ -510,8 +508,7 @@ static bool te__lm_is_possible(te__lm_config *c) {
 }
 
 static bool te__lm_sizes(te__lm_config *c, const te__lm_family *f, te_causal_lm_desc *d) {
-    /* If head_dim is missing, it is computed from the number of heads. A head_dim of null means the same, unless
-     * f->reads has a default for head_dim. */
+    /* A missing head_dim is computed from the number of heads. A null head_dim too, unless f->reads has a default. */
     const bool computed = c->head_dim == -1 || (c->head_dim == TE__HF_NULL && !te__lm_names(f->reads, "head_dim"));
     if (!te__hf_count(&c->j, "vocab_size", c->vocab_size, 1) ||
         !te__hf_count(&c->j, "hidden_size", c->hidden_size, 1) ||

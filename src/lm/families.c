@@ -1,17 +1,18 @@
 /* lm/families.c: a table with one row of data for each family of language models that te_hf_open supports. A row has:
- * - the keys that the family's config.json may have, with the transformers library's defaults for missing keys
+ * - the keys that config.json may have, with the defaults of the transformers library
  * - the traits of the model
  * - the rules that convert tensors of the files to parameters
- * Other files of lm/ read the rows and do not mention a family by name. */
+ * Other files of lm/ do not mention a family by name. */
 
-/* A rule that maps tensors of a file to parameters of the model. Concatenating the rows of the `file` tensors gives the
- * same matrix as concatenating the rows of the `model` parameters. So a rule can rename, split, join or stack tensors.
- * te_hf_save applies the same rule in reverse.
+/* A rule that maps tensors of a file to parameters of the model. The rows of all `file` tensors, concatenated, equal
+ * the rows of all `model` parameters. So a rule can rename, split, join or stack. te_hf_save applies the rule in
+ * reverse.
  *
- * In a name, "@" stands for any text, which is the same in `file` and `model`. "*" stands for a number. If `file` and
- * `model` both have "*", the number is the same. If only one of them has "*", the number takes the values 0, 1, 2 ...,
- * and the tensor on the other side has an additional first dimension with one entry for each value. If several tensors
- * of a file make up one parameter, they have equal sizes. */
+ * "@" stands for any text, which is the same in `file` and `model`.
+ * "*" stands for a number, which is the same in `file` and `model` if both have "*". If only one has "*", the number
+ * takes the values 0, 1, 2 ... Then the tensor without "*" has an additional first dimension, with one entry for each
+ * value.
+ * Tensors of a file that make up one parameter have equal sizes. */
 typedef struct te__lm_rule {
     const char *file[3], *model[3];
     bool transposed; /* the tensor in the file is the transpose of the parameter */
@@ -56,9 +57,8 @@ static const te__lm_inner te__lm_gemma3_inner = {
 enum { TE__LM_LAYOUTS = 2 };
 typedef struct te__lm_family {
     const char *model_type;
-    const char *reads;  /* JSON: keys with their defaults (null: no default). They are the keys that the family reads in
-                         * addition to te__lm_keys, and the keys of te__lm_keys that have another default in the
-                         * family. */
+    const char *reads;  /* JSON: keys with their defaults (null: no default). These are keys that te__lm_keys lacks, and
+                         * keys of te__lm_keys with another default. */
     const char *always; /* JSON: the traits of the family (te__lm_traits), and keys whose values override those in the
                          * file */
     const te__lm_rule *layouts[TE__LM_LAYOUTS]; /* each entry is the list of rules for one way to name the tensors in

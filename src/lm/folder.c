@@ -1,9 +1,8 @@
-/* lm/folder.c: opens and writes model folders of Hugging Face transformers. This file reads config.json with
- * lm/config.c and weights with io/safetensors.c, and maps tensors to parameters with lm/names.c. It must not depend on
- * what a model computes.
+/* lm/folder.c: opens and writes model folders of Hugging Face transformers. This file may use lm/config.c, lm/names.c
+ * and io/safetensors.c. It must not depend on what a model computes.
  *
- * The model is first created with meta parameters. Then its names and shapes are compared with the files. Memory is
- * allocated only after that comparison, so a wrong config.json cannot cause a large allocation. */
+ * Names and shapes are compared with the files before memory is allocated, so that a wrong config.json cannot cause a
+ * large allocation. */
 
 enum { TE__HF_MAX_SHARDS = 10000, TE__HF_MAX_CARRIED = 256 << 20, TE__HF_MIN_EXPERT = 64 /* bytes */ };
 
@@ -60,8 +59,8 @@ static void te__hf_folder_close(te__hf_folder *f) {
     te__text_free(&f->index_path);
 }
 
-/* Reads the text file `name` of the folder into *into, and stores its path in *path. Rejects a file that is longer than
- * `limit` bytes or has a 0 byte. */
+/* Reads the text file `name` of the folder into *into, and sets *path. Rejects a file above `limit` bytes or with a 0
+ * byte. */
 static bool te__hf_read_text(te__hf_folder *f, const char *name, size_t limit, te__text *path, te__text *into) {
     te__text why = TE_ZERO;
     bool fine;
@@ -214,8 +213,8 @@ static bool te__hf_open_weights(te__hf_folder *f) {
 
 /* ---- files that te_hf_save takes along ---- */
 
-/* Reads the tokenizer and generation files into f->carried. They must be read when the folder is opened: when the model
- * is saved, the folder may be gone, or may be the one that is written. */
+/* Reads the tokenizer and generation files into f->carried. When the model is saved, the folder may be gone, or may be
+ * the one that is written. */
 static bool te__hf_carry(te__hf_folder *f) {
     static const char *const names[] = {"generation_config.json",
                                         "tokenizer.json",
@@ -268,8 +267,7 @@ static bool te__hf_write_carried(te_ctx *te, const te__carried_file *file, const
 
 /* ---- names and shapes ---- */
 
-/* Chooses the one of the family's layouts that matches the most tensor names in the files. A layout is a list of rules
- * for tensor names. */
+/* Chooses the family's layout (rules for tensor names) that matches the most tensors in the files. */
 static void te__hf_choose_names(te__hf_folder *f) {
     int64_t most = -1;
     int l, i, k;
@@ -283,9 +281,8 @@ static void te__hf_choose_names(te__hf_folder *f) {
     }
 }
 
-/* Checks that the files have at least as many matrices as the model has layers, so that a wrong config.json cannot
- * demand a huge model. A layer with experts counts once for each expert. A 3-D tensor counts as shape[0] matrices, but
- * at most one per TE__HF_MIN_EXPERT bytes. Any other tensor counts as one matrix. */
+/* Checks that the files have at least one matrix per layer, or per expert of a layer. So a wrong config.json cannot
+ * demand a huge model. A 3-D tensor counts as shape[0] matrices, but at most one per TE__HF_MIN_EXPERT bytes. */
 static te_result te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
     int64_t have = 0, need = 0;
     int i, k;
@@ -320,8 +317,8 @@ static bool te__hf_is_spare(const te__hf_folder *f, const te_causal_lm_desc *d, 
            te__ends_with(name, ".self_attn.rotary_emb.inv_freq");
 }
 
-/* Compares the bytes of two tensors of equal size, chunk by chunk. Returns the offset of the first difference, or the
- * size in bytes if the tensors are equal. On failure sets an error and returns -1. */
+/* Returns the offset of the first byte that differs in two tensors of equal size, or the size if they are equal. On
+ * failure returns -1. */
 static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_safetensors_entry *a, int b_shard,
                                        const te_safetensors_entry *b) {
     enum { CHUNK = 1 << 16 };
@@ -351,8 +348,8 @@ static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_s
     return at;
 }
 
-/* Checks lm_head.weight in the files of a tied model. It may exist only if it equals the embedding table: transformers
- * does not tie two tensors that differ, so te.h rejects them. */
+/* Checks a tied model. If the files have lm_head.weight, this tensor must equal the embedding table: transformers does
+ * not tie tensors that differ. */
 static bool te__hf_ties(te__hf_folder *f, const te_causal_lm_desc *d) {
     char table_name[TE__LM_NAME], head_name[TE__LM_NAME];
     const te_safetensors_entry *table = NULL, *head = NULL;
@@ -413,9 +410,8 @@ static bool te__hf_compare(void *user, te_module *m, const char *path, te_tensor
     return true;
 }
 
-/* Checks that the files have every parameter. Any other tensor must be one that the model does not need
- * (te__hf_is_spare), or one outside of the text model (te__hf_is_around). Marks tensors outside of the text model as
- * TE__HF_KEPT. */
+/* Checks that the files have every parameter. Any other tensor must be spare (te__hf_is_spare) or outside of the text
+ * model (te__hf_is_around). Tensors outside are marked TE__HF_KEPT. */
 static bool te__hf_check(te__hf_folder *f, const te_causal_lm_desc *d) {
     int i, k;
     for (k = 0; k < f->num_shards; k++) {
@@ -566,8 +562,8 @@ typedef struct te__hf_writer {
     const te__lm_rule *names;
 } te__hf_writer;
 
-/* A visitor of parameters. Adds to the writer's list the file tensors of the group (te__lm_group) that parameter `path`
- * belongs to. Does so only at the group's first parameter. */
+/* A visitor of parameters. At the first parameter of a group (te__lm_group), adds the file tensors of the group to the
+ * writer's list. */
 static bool te__hf_list_group(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te__hf_writer *w = (te__hf_writer *)user;
     te_ctx *te = w->list.te;

@@ -1,5 +1,5 @@
-/* lm/kv_cache.c: the KV cache of a language model. It holds the keys and values of each layer for all positions so far.
- * This file must not depend on what a model computes. */
+/* lm/kv_cache.c: the KV cache of a language model: keys and values of all layers and positions. This file must not
+ * depend on what a model computes. */
 
 typedef struct te__kv_layer {
     te_tensor *k, *v; /* [b, max_length, G, d] */
@@ -36,8 +36,7 @@ TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length) {
     return TE_OK;
 }
 
-/* Checks that the cache has layer number `layer`, that the new keys `k` match its shape and dtype, and that they fit
- * into the remaining positions. */
+/* Checks that the cache has layer `layer`, and room for the new keys `k` in their shape and dtype. */
 static te_result te__kv_cache_takes(te_module *m, const te_kv_cache *c, int layer, const te_tensor *k) {
     const te_tensor *kept = c->te == m->te && layer < c->num_layers ? c->layers[layer].k : NULL;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -54,8 +53,8 @@ static te_result te__kv_cache_takes(te_module *m, const te_kv_cache *c, int laye
                     m->cls->name, te_dtype_name(k->dtype), te__shape_text(k, a), te_dtype_name(kept->dtype),
                     te__shape_text(kept, b), (long long)c->length);
 }
-/* Appends the new keys *k and values *v to the cache of a layer. Then sets *k and *v to views of all cached keys and
- * values, including the new ones. Does not change c->length. */
+/* Appends the new keys *k and values *v to the cache of a layer. Sets *k and *v to views of everything cached. Does not
+ * change c->length. */
 static te_result te__kv_cache_extend(te_kv_cache *c, int layer, te_tensor **k, te_tensor **v) {
     te__kv_layer *l = &c->layers[layer];
     const int64_t added = (*k)->shape[1];

@@ -1,6 +1,5 @@
-/* lm/names.c: applies the rules of a model family (te__lm_rule). Finds which tensors of a file make up which parameters
- * of a model, and converts the values in both directions. This file may use modules and the table of families. It must
- * not depend on files on disk. */
+/* lm/names.c: applies the rules of a model family (te__lm_rule) to names and values, in both directions. This file may
+ * use modules and the table of families. It must not depend on files on disk. */
 
 enum { TE__LM_NAME = 512, TE__LM_FILE = 0, TE__LM_MODEL = 1 };
 
@@ -17,8 +16,8 @@ typedef struct te__lm_group {
 
 /* ---- patterns ---- */
 
-/* Returns true if `name` matches the pattern. Then *from and *length give the part of `name` that matches "@", and
- * *number is the number that matches "*". */
+/* Returns true if `name` matches the pattern. Then *from and *length give the match of "@", and *number is that of
+ * "*". */
 static bool te__lm_matches(const char *pattern, const char *name, const char **from, size_t *length, int64_t *number) {
     for (; *pattern && *pattern != '@' && *pattern != '*'; pattern++, name++)
         if (*pattern != *name) return false;
@@ -53,8 +52,8 @@ static int te__lm_patterns(const char *const *patterns) {
     while (n < 3 && patterns[n]) n++;
     return n;
 }
-/* Writes to `name` the name of tensor number i of a group. `side` is TE__LM_FILE for a tensor of the file, TE__LM_MODEL
- * for a parameter. Returns false if the name is too long. */
+/* Writes the name of tensor i of a group to `name`. `side` is TE__LM_FILE or TE__LM_MODEL. Returns false if the name is
+ * too long. */
 static bool te__lm_member(const te__lm_group *g, int side, int i, char *name) {
     const char *const *patterns = side == TE__LM_FILE ? g->rule->file : g->rule->model;
     const int n = te__lm_patterns(patterns);
@@ -76,8 +75,8 @@ static te_tensor *te__lm_model_tensor(const te__lm_group *g, te_module *m, int i
     char name[TE__LM_NAME];
     return te__lm_member(g, TE__LM_MODEL, i, name) ? te__lm_parameter(m, name) : NULL;
 }
-/* Fills *g with the group that parameter `name` of `m` belongs to. Returns the index of the parameter in the group. If
- * the index is not 0, g->count is incomplete. */
+/* Fills *g with the group of parameter `name` of m. Returns the index of the parameter in the group. If the index is
+ * not 0, g->count is incomplete. */
 static int te__lm_group_of(const te__lm_rule *rules, te_module *m, const char *name, te__lm_group *g) {
     const char *from = "";
     size_t length = 0;

@@ -1,6 +1,5 @@
-/* lora/adapters.c: creates and removes adapters. A site (te__lora_site) is a matrix product that can have adapters.
- * This file may use the forward passes with adapters. It must not depend on files on disk or on how sites are
- * chosen. */
+/* lora/adapters.c: creates and removes the adapters of a site (te__lora_site). This file may use the forward passes
+ * with adapters. It must not depend on files on disk or on how sites are chosen. */
 
 static void te__lora_take_away(const te__lora_site *s) {
     te_module *m = te__lora_holder(s);
@@ -79,9 +78,8 @@ static te_module *te__lora_create_table(const te__lora_site *site, const te__lor
     d.device = device;
     return te_embedding_create(site->owner->te, &d);
 }
-/* Creates adapter `a` and adds it to the module `holder`. Under sequence parallelism each rank has other rows of the
- * input, so the ranks must sum the gradient of an adapter that is not sharded. This function marks such an adapter as
- * sequence parallel. */
+/* Creates adapter `a` and adds it to `holder`. Under sequence parallelism each rank has other rows of the input. So an
+ * adapter that is not sharded is marked as sequence parallel: the ranks must sum the gradient. */
 static bool te__lora_add(const te__lora_site *site, te_module *holder, const te__lora_adapter *a) {
     te_module *m = site->owner, *child;
     const te_params_device device = m->meta && !m->awaits_group ? TE_PARAMS_META : TE_PARAMS_DEFAULT;
@@ -123,16 +121,16 @@ static bool te__lora_add_both(const te__lora_site *site, te_module *holder, cons
     return te__lora_add(site, holder, &a);
 }
 
-/* Returns the module that will hold the adapters of a site: site->owner or, if that is a LayerNormMLP, a new child of
- * site->owner. On failure returns NULL and sets an error. */
+/* Returns the module that will hold the adapters of a site: site->owner, or a new child of a LayerNormMLP. On failure
+ * returns NULL. */
 static te_module *te__lora_open_holder(const te__lora_site *site) {
     te_module *holder;
     if (site->owner->cls != &te__layernorm_mlp_class) return site->owner;
     holder = te_module_create(site->owner->te, &te__lora_part_class, te__lora_mlp_names[site->gemm]);
     return te__lora_attach(site->owner, holder) ? holder : NULL;
 }
-/* Creates the adapters of a site (a matrix product of the module site->owner), and sets the forward function of that
- * module. After a failure the site has no adapters. */
+/* Creates the adapters of a site, and sets the forward function of site->owner. After a failure the site has no
+ * adapters. */
 static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d) {
     te_module *m = site->owner, *holder;
     te_quantized_model_init_desc off = TE_ZERO;

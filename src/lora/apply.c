@@ -1,5 +1,5 @@
-/* lora/apply.c: te_lora_apply. It chooses which matrix products of a module tree get adapters, and which parameters are
- * trained in addition. This file may use name patterns and create adapters. It must not depend on files on disk. */
+/* lora/apply.c: te_lora_apply. It chooses which matrix products get adapters, and which parameters are trained in
+ * addition. This file may use name patterns and create adapters. It must not depend on files on disk. */
 
 /* ---- options ---- */
 
@@ -61,8 +61,8 @@ static bool te__has_no_graphs(void *user, te_module *m) {
     (void)user;
     return !m->graphed;
 }
-/* Checks that modules of this tree may be changed. They may not be changed inside a capture or a hook, or if a module
- * of the tree has graphs: the graphs would replay the old computation. */
+/* Checks that this tree may be changed: not inside a capture or a hook, and not if a module has graphs, which would
+ * replay the old computation. */
 static te_result te__lora_open(te_module *model, const char *who) {
     const te_module *up;
     bool graphed;
@@ -142,8 +142,8 @@ static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char 
                  c->desc->dim, chosen, path, c->desc->dim / chosen);
     return true;
 }
-/* m is an experts module. Returns how many of its Linears match a name in c->names (target_modules or exclude_modules).
- * If a name matches the path of m itself, returns the number of all its Linears. */
+/* Returns how many Linears of the experts module m match a name in c->names. If a name matches m itself, all of them
+ * count. */
 static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     const int products = te__expert_products(m);
     char text[TE__TREE_PATH + 64], name[64];
@@ -155,8 +155,8 @@ static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     }
     return n;
 }
-/* Adds the experts module m (one site for all its Linears) to c->sites if the options choose it. Options without target
- * names choose only experts of moe/block.c (the experts of a CausalLM). */
+/* Adds the experts module m as one site to c->sites if the options choose m. Options without target names choose only
+ * experts of moe/block.c. */
 static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char *path) {
     const te_lora_desc *d = c->desc;
     const bool block = te__is_block(m), others = d->match_all_linear || d->num_exclude_modules;
@@ -173,8 +173,7 @@ static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char
     if (others ? !block || n : !n && !(block && d->num_target_modules == 0)) return true;
     return te__lora_can(&s, path, d->use_dora) && te__lora_rank_ok(c, m, path) && te__lora_list_add(&c->sites, s);
 }
-/* Returns true if the options choose module m, whose path is `path`. Only a name without pattern operators can choose
- * an Embedding. A pattern may also match embeddings, norms and containers, but it does not choose them. */
+/* Returns true if the options choose module m. Only a name without pattern operators can choose an Embedding. */
 static bool te__lora_wants(te__lora_choice *c, const te_module *m, const char *path) {
     const bool linear = m->cls == &te__linear_class || te__is_block_gate(m);
     bool plain;

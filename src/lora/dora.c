@@ -2,12 +2,11 @@
  * This file may use Linear, its adapters and row scaling. It must not depend on how adapters are chosen, or on files on
  * disk.
  *
- * Computes y = x V^T * m / |V| + b, where |V| has the L2 norm of each row of V. The backward pass treats |V| as a
- * constant, as in section 4.3 of the paper and in peft. */
+ * Computes y = x V^T * m / |V| + b, where |V| has the L2 norms of the rows. The backward pass treats |V| as a constant,
+ * as in the paper (section 4.3) and in peft. */
 
 #define TE__MAGNITUDE "lora_magnitude_vector"
-/* Added to the squared norm of a row, so that a row of zeros gets the norm 1e-15. It is too small to change other
- * norms. */
+/* Added to the squared norm of a row, so that a row of zeros gets the norm 1e-15. */
 #define TE__DORA_EPS 1e-30f
 
 /* Multiplies column i of u [.., N] by g[i], f32 [N]. Differentiable in u and g. */
@@ -46,8 +45,8 @@ static te_result te__magnitude_forward(te_module *m, te_forward_args *args) {
     return te__fail(m->te, TE_ERR_STATE, "%s: it is a vector beside its Linear's adapters; run the Linear",
                     m->cls->name);
 }
-/* Sets the magnitudes to the norms of the rows of V, where V is the weight plus its LoRA update. The Linear's output is
- * then the same as without magnitudes. Waits for the device. */
+/* Sets the magnitudes to the norms of the rows of V, so that they do not change the Linear's output. Waits for the
+ * device. */
 static te_result te__magnitude_reset(te_module *m) {
     te_tensor *weight = te_module_parameter(m, "weight"), *rnorm, *value;
     const size_t bytes = te_tensor_bytes(weight) / (size_t)te__dtype_size(weight->dtype) * sizeof(float);
@@ -101,11 +100,10 @@ static te_tensor *te__dora_base(te_module *m, te_forward_args *args, te_tensor *
     call.x = x;
     return te__linear_biased(&call, NULL, false);
 }
-/* Forward of a Linear with DoRA. Dropout before lora_A gives x' = dropout(x). Then, as in peft,
+/* Forward of a Linear with DoRA. Dropout before lora_A gives x' = dropout(x). Then, as in peft, dropout acts only on
+ * the difference in parentheses:
  *
- *     y = x W^T + b + (x' V^T * m / |V| - x' W^T)
- *
- * where V = W + (alpha / dim) * B A. So dropout acts on the difference in parentheses, not on x W^T. */
+ *     y = x W^T + b + (x' V^T * m / |V| - x' W^T) */
 static te_result te__dora_forward(te_module *m, te_forward_args *args) {
     const te__linear_module *s = (const te__linear_module *)m->state;
     const te__lora *l = te__lora_of(m);
@@ -126,8 +124,8 @@ static te_result te__dora_forward(te_module *m, te_forward_args *args) {
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return te__output(m, args, y);
 }
-/* Computes rows of the merged weight. `v` has the rows of V = W + (alpha / dim) * B A from row `first` on, in f32.
- * Scales each row to norm 1 and multiplies it by its magnitude. Overwrites v. */
+/* Computes rows of the merged weight. `v` has the rows of V from row `first` on, in f32. Scales each row to its
+ * magnitude. Overwrites v. */
 static te_tensor *te__dora_merged(te_module *m, te_tensor *v, int64_t first) {
     te_tensor *weight = te_module_parameter(te_module_find(m, TE__MAGNITUDE), "weight");
     if (!v || !weight || !te__dora_normalize(v)) return NULL;

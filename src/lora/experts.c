@@ -1,14 +1,14 @@
 /* lora/experts.c: the parameters of adapters of MoE experts. This file may use experts. It must not depend on how
  * adapters are chosen, or on files on disk.
  *
- * The adapters of all experts are stacked in four tensors, as in NeMo Automodel's GroupedExpertsLoRA; gate and up share
- * lora_A. Each stack is the parameter "weight" of a child of the experts module:
+ * As in NeMo Automodel's GroupedExpertsLoRA, four stacks hold the adapters of all experts; gate and up share lora_A.
+ * Each stack is the parameter "weight" of a child of the experts module:
  *
  *     lora_gate_and_up_A [E, dim, r]    lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter])
  *     lora_down_A [E, inter, r]         lora_down_B [E, r, dim]
  *
- * In files each Linear of an expert has its own adapters. These Linears are numbered: gate (only in gated experts), up
- * and down of expert 0, then those of expert 1, and so on. In the functions below, `n` is such a number. */
+ * In files each Linear of an expert has its own adapters. `n` is the number of such a Linear: gate (only in gated
+ * experts), up and down of expert 0, then of expert 1, and so on. */
 
 static bool te__is_grouped(const te_module *m) { return m->cls == &te__grouped_class; }
 
@@ -26,8 +26,7 @@ static bool te__is_experts(const te_module *m) {
     return m && (te__is_block(m) || m->cls == &te__grouped_experts_class || m->cls == &te__deepep_class ||
                  m->cls == &te__te_experts_class);
 }
-/* Returns true if m is the gate of a language model's MoE block. In the model's files this gate is a Linear. Other
- * gates have no adapters, as in Automodel. */
+/* Returns true if m is the gate of a language model's MoE block. As in Automodel, other gates have no adapters. */
 static bool te__is_block_gate(const te_module *m) {
     return m->cls == &te__gate_class && ((const te__gate_module *)m->state)->maps;
 }
@@ -79,8 +78,8 @@ static te_module *te__product_owner(te_module *m, int n) {
     int proj, expert = te__product_expert(m, n, &proj);
     return te__is_block(m) ? te_module_find(te__block_expert(m, expert), te__experts_state(m)->proj[proj]) : m;
 }
-/* Returns the weight [out, in] of Linear number n. It is a parameter or a view into one. Sets an error and returns NULL
- * if a view is needed, but the parameter has no memory or is quantized. */
+/* Returns the weight [out, in] of Linear number n. Fails if a view is needed, but the parameter is quantized or has no
+ * memory. */
 static te_tensor *te__product_base(te_module *m, int n) {
     int proj, expert = te__product_expert(m, n, &proj);
     return te__is_block(m) ? te_module_parameter(te__product_owner(m, n), "weight")
@@ -95,13 +94,13 @@ static const te_tensor *te__experts_base(te_module *m) {
 
 /* ---- stacks ---- */
 
-/* Returns the stacked adapters of all experts for `product`, which is TE__EXPERTS_UP or TE__EXPERTS_DOWN: lora_A if b
- * is 0, lora_B if b is 1. NULL if they were removed. */
+/* Returns a stack for `product` (TE__EXPERTS_UP or TE__EXPERTS_DOWN): lora_A if b is 0, lora_B if b is 1. NULL if the
+ * stack was removed. */
 static te_tensor *te__adapter_stack(te_module *m, int product, int b) {
     return te_module_parameter(te_module_find(m, te__expert_adapter_names[product][b]), "weight");
 }
-/* Returns the adapter of Linear number n as a view in the layout of a Linear: lora_A [r, in] if b is 0, lora_B [out, r]
- * if b is 1. NULL if the stack was removed or has no memory. */
+/* Returns a view of the adapter of Linear number n: lora_A [r, in] if b is 0, lora_B [out, r] if b is 1. NULL if the
+ * stack was removed or has no memory. */
 static te_tensor *te__product_adapter(te_module *m, int n, int b) {
     int proj, expert = te__product_expert(m, n, &proj);
     te_tensor *x = te__adapter_stack(m, proj == TE__DOWN_PROJ ? TE__EXPERTS_DOWN : TE__EXPERTS_UP, b),
@@ -119,8 +118,7 @@ static te_result te__lora_fill_stack(void *user, te_tensor *weight) { /* [E, in,
     return te__lora_fill_within(weight, weight->shape[1] * weight->shape[2]);
 }
 
-/* te__adapter_class is the class of a module that holds one stack: lora_A or lora_B of all experts. The state of such a
- * module is the te_init with which te__adapter_reset fills the stack. */
+/* te__adapter_class is a module that holds one stack. The state of the module is the te_init that fills the stack. */
 static te_result te__adapter_forward(te_module *m, te_forward_args *args) {
     (void)args;
     return te__fail(m->te, TE_ERR_STATE, "%s: \"%s\" is a stack of experts' adapters; run the experts", m->cls->name,
@@ -143,10 +141,10 @@ static bool te__adapter_add(te_module *m, const char *name, te_dtype dtype, int6
     child->built_in = true;
     return meta || te__adapter_reset(child) == TE_OK;
 }
-/* Adds the four stacks of adapters, of LoRA rank r, to the experts module m. lora_B starts at zero. lora_A gets the
- * initial values that torch gives a 3-D tensor [E, in, r], where E is the number of experts of all ranks:
- * - with TE_LORA_XAVIER normal values with standard deviation sqrt(2 / ((in + E) r))
- * - otherwise uniform values between -1 / sqrt(in r) and 1 / sqrt(in r) */
+/* Adds the four stacks, of LoRA rank r, to the experts module m. lora_B starts at zero. lora_A [E, in, r] starts as in
+ * torch; E counts the experts of all ranks:
+ * - TE_LORA_XAVIER: normal with standard deviation sqrt(2 / ((in + E) r))
+ * - otherwise: uniform between -1 / sqrt(in r) and 1 / sqrt(in r) */
 static bool te__adapters_add(te_module *m, int64_t r, te_lora_init first, te_dtype dtype) {
     const te__experts_module *s = te__experts_state(m);
     const te_tensor *base = te__experts_base(m);

@@ -1,13 +1,11 @@
-/* lora/files.c: te_lora_save writes adapters as a folder of the peft library, with adapter_config.json and
- * adapter_model.safetensors. This file may use adapters, the parameters of lora/trained.c, and files on disk. It must
- * not depend on what adapters compute. */
+/* lora/files.c: te_lora_save writes adapters as a folder of the peft library. This file may use adapters, the
+ * parameters of lora/trained.c, and files. It must not depend on what adapters compute. */
 
 #define TE__PEFT_PREFIX "base_model.model."
 enum { TE__PEFT_NAME = TE__TREE_PATH + 64 };
 
-/* Writes to `name` the name that an adapter tensor has in the file, and returns `name`. `adapter` is "lora_A", "lora_B"
- * or TE__MAGNITUDE. `product` is the index of a group of a GroupedLinear, or of a Linear of an experts module. Adapters
- * of an Embedding have other names than those of a Linear. The file stores lora_A of an Embedding transposed. */
+/* Writes the name of an adapter tensor in the file to `name`, and returns `name`. `adapter` is "lora_A", "lora_B" or
+ * TE__MAGNITUDE. `product` is the index of a group of a GroupedLinear, or of a Linear of experts. */
 static const char *te__peft_name(const te__lora_site *s, const char *path, const char *adapter, int product,
                                  char name[TE__PEFT_NAME]) {
     const char *dot = path[0] ? "." : "";
@@ -24,8 +22,8 @@ static const char *te__peft_name(const te__lora_site *s, const char *path, const
     else snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.weight", path, dot, adapter);
     return name;
 }
-/* Writes to `name` the name that a parameter of the model has in the file, and returns `name`. As in peft,
- * "base_layer." stands before the parameter's own name if its module has adapters. */
+/* Writes the name of a parameter in the file to `name`, and returns `name`. As in peft, a module with adapters adds
+ * "base_layer.". */
 static const char *te__peft_parameter(const te_module *root, const te_module *m, const te__entry *e,
                                       char name[TE__PEFT_NAME]) {
     char path[TE__TREE_PATH];
@@ -37,9 +35,8 @@ static const char *te__peft_parameter(const te_module *root, const te_module *m,
 
 /* ---- adapter_config.json ---- */
 
-/* Appends the peft module names of a site to a JSON list or object. The names are the site's path or, for experts, the
- * paths of all Linears of the experts. If `value` is not NULL, it follows each name. *n counts the names written so
- * far. */
+/* Appends the peft names of a site to a JSON list or object. Experts have one name for each Linear. *n counts the
+ * names. If `value` is not NULL, it follows each name. */
 static void te__peft_put_site(te__text *t, const te_module *root, const te__lora_site *s, const double *value, int *n) {
     const int names = te__is_experts(s->owner) ? te__expert_products(s->owner) : 1;
     char path[TE__TREE_PATH + 64];
@@ -99,8 +96,8 @@ static bool te__peft_ties(const te_module *root) {
     const te__trained *t = te__trained_of(te__tied_table(root));
     return t && t->whole;
 }
-/* Returns the base model's name. This is the name that the program set, otherwise the folder that the model was opened
- * from. NULL if there is neither, or the folder's name is not UTF-8. */
+/* Returns the base model's name: the name that the program set, else the model's folder. NULL if that folder is not
+ * UTF-8 or not known. */
 static const char *te__peft_base(const te_module *model) {
     const te_module *m;
     void *value;

@@ -1,11 +1,11 @@
-/* lora/load.c: te_lora_load reads a folder of the peft library (adapter_config.json, adapter_model.safetensors). This
- * file may use adapters, the parameters of lora/trained.c, and files on disk. It must not depend on what adapters
- * compute. The files are not trusted: the model is changed only after all names, shapes and options are checked. */
+/* lora/load.c: te_lora_load reads a folder of the peft library. This file may use adapters, the parameters of
+ * lora/trained.c, and files. It must not depend on what adapters compute. The files are not trusted: all checks precede
+ * the first change of the model. */
 
 enum { TE__PEFT_MAX_CONFIG = 1 << 24, TE__PEFT_MAX_PATTERNS = 1000, TE__PEFT_CHUNK = 1 << 16 };
 
-/* One entry of alpha_pattern. Its key is either the path of a matrix product of the model, or a regular expression
- * that matches a whole path or the end of a path after a dot. */
+/* One entry of alpha_pattern. The key is a path, or a regular expression for a path or for the end of a path after a
+ * dot. */
 typedef struct te__peft_alpha {
     const char *path; /* points into the text; NULL: `pattern` is used */
     te__pattern pattern;
@@ -36,8 +36,8 @@ static bool te__peft_refuse(te__peft *p, const char *key, const char *what) {
 
 /* ---- adapter_config.json ---- */
 
-/* Reads one key of alpha_pattern. peft tests re.match("(.*\\.)?(KEY)$", path). A key that is the path of a matrix
- * product of the model is compared as text here, because te_lora_save writes paths unescaped. */
+/* Reads one key of alpha_pattern. peft tests re.match("(.*\\.)?(KEY)$", path). A path of the model is compared as text,
+ * because te_lora_save does not escape paths. */
 static bool te__peft_open_alpha(te__peft *p, const char *key, te__peft_alpha *to) {
     char expression[TE__PATTERN_LENGTH + 16], who[512];
     te__lora_site s;
@@ -206,8 +206,7 @@ static bool te__peft_unknown(te__peft *p, const te_safetensors_entry *e) {
         "PATH.lora_A.weight and ...lora_B.weight",
         e->name);
 }
-/* Cuts the last component off the dotted path text[0 .. *n). Returns the component, and shortens *n to what is left of
- * the path. If the path is empty, returns "". */
+/* Cuts the last component off the dotted path text[0 .. *n) and returns it, or "" for an empty path. Shortens *n. */
 static const char *te__peft_component(char *text, size_t *n) {
     size_t at = *n;
     text[at] = 0;
@@ -263,9 +262,8 @@ static bool te__peft_look_up(te__peft *p, const te_safetensors_entry *e, te__pef
 
 /* ---- parameters trained in addition to adapters ---- */
 
-/* Returns true if modules_to_save names m or a module above m. As in peft, a name matches every path that ends in it,
- * even if the name begins in the middle of a component. Sets *whole to whether a name matches whole components of a
- * path. */
+/* Returns true if modules_to_save names m or a module above m. As in peft, a name may match from the middle of a
+ * component. *whole tells whether a name matches whole components. */
 static bool te__peft_saves(const te__peft *p, const te_module *m, bool *whole) {
     char path[TE__TREE_PATH];
     bool any = false;
@@ -323,8 +321,8 @@ static bool te__peft_value_fits(te__peft *p, const te_safetensors_entry *e, cons
     return te__st_fail(p->file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and that of the model %s", e->name,
                        te__dims_text(e->ndim, e->shape, a), te__shape_text(x, b));
 }
-/* x and y have the same shape. Casts both to `dtype` and compares them in chunks of rows. Returns the first row of the
- * first chunk that differs, or -1 if no chunk differs. On failure sets an error and returns -2. */
+/* Compares x and y, which have the same shape, after a cast to `dtype`. Returns the first row of the first chunk that
+ * differs, -1 if none differs, -2 after an error. */
 static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
     te_ctx *te = x->te;
     const int64_t rows = x->ndim ? x->shape[0] : 1, cols = te__numel(x) / te__max(rows, 1),
@@ -345,9 +343,8 @@ static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
     te__free(te, host);
     return found;
 }
-/* Checks that tensor `e` of the file has the values of the base model. If `other` is NULL, compares it with x, a
- * parameter of the model; otherwise with tensor `other` of the file. If the dtypes differ, equality in either dtype is
- * enough. */
+/* Checks that tensor `e` of the file equals tensor `other` of the file or, if `other` is NULL, the model's parameter x.
+ * Equality in either dtype is enough. */
 static bool te__peft_is_base(te__peft *p, const te_safetensors_entry *e, const te_safetensors_entry *other,
                              te_tensor *x) {
     te_tensor *value;
@@ -411,8 +408,7 @@ static bool te__peft_check_parameter(te__peft *p, const te_safetensors_entry *e,
                            e->name);
     return te__peft_value_fits(p, e, x);
 }
-/* Checks that the file has the parameters of m. All are needed if modules_to_save names m or a module above m;
- * otherwise those that an earlier te_lora_apply or te_lora_load has made trainable. */
+/* Checks that the file has the parameters of m that are trained already, and all of them if modules_to_save names m. */
 static bool te__peft_lacks_parameter(void *user, te_module *m) {
     te__peft *p = (te__peft *)user;
     const te__trained *t = te__trained_of(m);
@@ -473,8 +469,8 @@ static bool te__peft_fill_trained(void *user, te_module *m) {
 
 /* ---- adapters ---- */
 
-/* Checks that the file has the tensor `name`, and that it is a float tensor [rows, cols], or [rows] if cols is 0.
- * `with` is the name of the tensor that needs it, for the error message. */
+/* Checks that the file has a float tensor `name` [rows, cols], or [rows] if cols is 0. `with` (for the message) is the
+ * tensor that needs `name`. */
 static bool te__peft_adapter_fits(te__peft *p, const char *name, const char *with, const char *path, int64_t rows,
                                   int64_t cols) {
     const te_safetensors_entry *e = te_safetensors_find(p->file, name);
@@ -513,8 +509,7 @@ static float te__peft_alpha_of(te__peft *p, const char *path) {
 
 /* ---- adapters of experts ---- */
 
-/* Writes the peft name of a module to `path`, and returns `path`. The name is the site's path or, for experts, the path
- * of their Linear number n. */
+/* Writes the peft path of a site to `path` and returns `path`. For experts this is the path of Linear number n. */
 static const char *te__peft_module(const te__peft *p, const te__lora_site *s, int n, char path[TE__PEFT_NAME]) {
     char expert[64];
     te__lora_path(p->model, s, path, TE__TREE_PATH);
@@ -525,8 +520,8 @@ static const char *te__peft_module(const te__peft *p, const te__lora_site *s, in
     }
     return path;
 }
-/* Returns the values of lora_A for weight matrix number n of the site, as f32 in host memory. The caller frees the
- * memory. On failure records an error and returns NULL. */
+/* Returns lora_A of weight matrix n as f32 in host memory, which the caller frees. On failure records an error and
+ * returns NULL. */
 static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *path, int n, size_t *bytes) {
     char name[TE__PEFT_NAME];
     te_tensor *x;
@@ -542,12 +537,10 @@ static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *p
     te__frame_end(p->j.te, NULL, 0);
     return host;
 }
-/* Returns the LoRA rank of a site's adapters in te.h divided by their rank in the file: 1 or 2. On failure records an
- * error and returns 0.
+/* Returns a site's LoRA rank in te.h divided by the rank in the file: 1 or 2. On failure returns 0.
  *
- * In te.h the gate and up Linears of an expert share one lora_A. If the file has two different ones, the result is 2.
- * The shared lora_A then has the rows of both, and each lora_B has zeros for the rows that belong to the other
- * Linear. */
+ * In te.h the gate and up Linears of an expert share one lora_A. If the file has two different ones, lora_A gets the
+ * rows of both. Then each lora_B has zeros for the rows of the other Linear. */
 static int te__peft_ranks(te__peft *p, const te__lora_site *s, const char *path) {
     const bool gated = te__is_experts(s->owner) && te__first_proj(s->owner) == TE__GATE_PROJ;
     const int products = gated ? te__expert_products(s->owner) : 0;
@@ -603,8 +596,8 @@ static te_result te__peft_fill_experts(te__peft *p, const te__lora_site *s, cons
 
 /* ---- adapters of all sites ---- */
 
-/* Checks the shapes of the adapters that the file has for a site. If the site already has adapters in the model, they
- * must have the LoRA rank that the file's adapters need. */
+/* Checks the shapes of the file's adapters for a site. Adapters that the site already has must have the needed LoRA
+ * rank. */
 static bool te__peft_fits(te__peft *p, const te__lora_site *s) {
     te__lora_shape shape = te__lora_shape_of(s, 0);
     const te_module *m = s->owner, *holder = te__lora_holder(s);
@@ -662,8 +655,8 @@ static bool te__peft_lacks(te__peft *p, const te__lora_site *s) {
     te__st_fail(p->file, TE_ERR_FORMAT, "there is no tensor " TE__ST_NAME ", and \"%s\" has adapters", name, path);
     return true;
 }
-/* Checks one tensor of the file. If it is the first lora_A of a site, adds the site to p->all. Adds it also to p->fresh
- * if the site has no adapters yet. */
+/* Checks one tensor of the file. The first lora_A of a site adds the site to p->all, and to p->fresh if the site has no
+ * adapters. */
 static bool te__peft_check_tensor(te__peft *p, const te_safetensors_entry *e) {
     te__peft_tensor t;
     char name[TE__PEFT_NAME];
@@ -683,8 +676,7 @@ static bool te__peft_check_tensor(te__peft *p, const te_safetensors_entry *e) {
         return false;
     return te__lora_list_add(&p->all, t.site);
 }
-/* Checks the file. Lists in p->all the sites for which the file has adapters. Lists in p->fresh those of them that have
- * no adapters in the model yet. */
+/* Checks the file. Fills p->all and p->fresh. */
 static bool te__peft_check(te__peft *p) {
     te__lora_list have = TE_ZERO;
     bool fine = true;

@@ -2,10 +2,10 @@
  * Embedding, and the module classes that have a weight matrix. It must not depend on how adapters are chosen, or on
  * files on disk.
  *
- * A *site* is one weight matrix of a module; in a GroupedLinear or an experts module it is all weight matrices
- * together. The module is the *owner* of the site. The adapters lora_A and lora_B are children of the site's *holder*.
- * The holder is mostly the owner itself. LayerNormMLP has two sites; their holders are its children fc1 and fc2, which
- * are created for the adapters. */
+ * A *site* is one weight matrix of a module; in a GroupedLinear or an experts module, all weight matrices together. The
+ * module is the *owner* of the site.
+ * The *holder* of a site has the children lora_A and lora_B. The holder is the owner, except for LayerNormMLP, which
+ * has two sites: there the holders are the children fc1 and fc2. */
 
 /* The settings of the adapters of one site. The holder has them as its attribute TE__LORA. */
 typedef struct te__lora {
@@ -39,8 +39,8 @@ static te_tensor *te__lora_cast(te_tensor *x, te_dtype dtype) {
     return x && x->dtype != dtype ? te_tensor_cast(x, dtype) : x;
 }
 
-/* Returns B(A(x) * alpha / dim) in the dtype of A and B, the adapters lora_A and lora_B of m. x is the input of the
- * matrix product that the result is added to. `dropped` is true if dropout has been applied to x already. */
+/* Returns B(A(x) * alpha / dim) in the dtype of A and B, the children lora_A and lora_B of m. `dropped`: dropout was
+ * applied to x already. */
 static te_tensor *te__lora_product(te_module *m, const te_forward_args *args, te_tensor *x, bool dropped) {
     const te__lora *l = te__lora_of(m);
     const te_module *a = te_module_find(m, "lora_A");
@@ -120,8 +120,7 @@ static const char *const te__lora_mlp_names[2] = {"fc1", "fc2"}; /* indexed by T
 static te_result te__lora_mlp_part_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te__lora_product(m, args, args->input, false));
 }
-/* The child of a LayerNormMLP that has the adapters of fc1 or fc2. Its forward takes the input of fc1 or fc2 and
- * returns the adapters' output. */
+/* The child of a LayerNormMLP that has the adapters of fc1 or fc2. Its forward returns the adapters' output. */
 static const te_module_class te__lora_part_class = {"LoRA", 0, te__lora_mlp_part_forward, NULL, NULL};
 
 static te_tensor *te__lora_mlp_add(te_module *m, const te_forward_args *args, int gemm, te_tensor *x, te_tensor *y) {
@@ -140,12 +139,10 @@ static te_result te__lora_mlp_forward(te_module *m, te_forward_args *args) {
 
 typedef struct te__lora_site {
     te_module *owner;
-    int gemm; /* the index of the site (weight that can have adapters) in its module: TE__FC1 or TE__FC2 in a
-               * LayerNormMLP; otherwise 0, because all other modules have one site */
+    int gemm; /* TE__FC1 or TE__FC2 in a LayerNormMLP; otherwise 0, because all other modules have one site */
 } te__lora_site;
 
-/* Returns the holder of a site: the module that has the site's adapters as children. Returns NULL for a site of a
- * LayerNormMLP if the site has no adapters. */
+/* Returns the holder of a site. NULL for a site of a LayerNormMLP that has no adapters. */
 static te_module *te__lora_holder(const te__lora_site *s) {
     return s->owner->cls == &te__layernorm_mlp_class ? te_module_find(s->owner, te__lora_mlp_names[s->gemm]) : s->owner;
 }
@@ -167,8 +164,7 @@ static bool te__lora_is_owner(te_module *m) {
     if (m->cls != &te__layernorm_mlp_class) return te__lora_of(m) && m->cls != &te__lora_part_class;
     return te_module_find(m, te__lora_mlp_names[TE__FC1]) || te_module_find(m, te__lora_mlp_names[TE__FC2]);
 }
-/* Writes the path of a site below `root` to `buffer` and returns it. It is the path of the module that has the adapters
- * as children. */
+/* Writes the path of a site below `root` to `buffer`, and returns `buffer`. The path is that of the holder. */
 static const char *te__lora_path(const te_module *root, const te__lora_site *s, char *buffer, size_t size) {
     size_t n;
     te__path_below(root, s->owner, buffer, size);
@@ -177,15 +173,14 @@ static const char *te__lora_path(const te_module *root, const te__lora_site *s, 
         snprintf(buffer + n, size - n, "%s%s", n ? "." : "", te__lora_mlp_names[s->gemm]);
     return buffer;
 }
-/* Returns true if modules of m's class can have adapters. Sets *sites to the number of m's sites: 2 in a
- * LayerNormMLP (fc1 and fc2), otherwise 1. */
+/* Returns true if modules of m's class can have adapters. Sets *sites to the number of m's sites. */
 static bool te__lora_has_sites(const te_module *m, int *sites) {
     *sites = m->cls == &te__layernorm_mlp_class ? 2 : 1;
     return m->cls == &te__linear_class || m->cls == &te__layernorm_linear_class || m->cls == &te__layernorm_mlp_class ||
            te__is_grouped(m) || m->cls == &te__embedding_class || te__is_experts(m) || te__is_block_gate(m);
 }
-/* Finds a Linear of an expert by its `path`. For instance "PATH.3.w1" is w1 of expert 3 of the module at PATH. Sets *s
- * to the site of that module and *product to the number of the Linear. Returns false if there is no such Linear. */
+/* Finds a Linear of an expert by `path`: "PATH.3.w1" is w1 of expert 3 of the module at PATH. Sets *s and *product.
+ * Returns false if there is none. */
 static bool te__lora_find_experts(te_module *root, const char *path, te__lora_site *s, int *product) {
     char above[TE__TREE_PATH];
     size_t n = strlen(path);
@@ -200,8 +195,7 @@ static bool te__lora_find_experts(te_module *root, const char *path, te__lora_si
     *product = te__product_named(s->owner, path + n + (dots == 2));
     return *product >= 0;
 }
-/* Finds the site (weight that can have adapters) at `path`. Sets *product only if the site belongs to experts. Returns
- * false if there is no site. */
+/* Finds the site at `path`. Sets *product only if the site belongs to experts. Returns false if there is no site. */
 static bool te__lora_find_site(te_module *root, const char *path, te__lora_site *s, int *product) {
     const char *dot = strrchr(path, '.'), *last = dot ? dot + 1 : path;
     char above[TE__TREE_PATH];
@@ -221,8 +215,8 @@ static bool te__lora_find_site(te_module *root, const char *path, te__lora_site 
 
 /* Sizes and weights of a site. */
 typedef struct te__lora_shape {
-    int64_t in, out;         /* numbers of input and output features of all ranks together; Embedding: `in` is the
-                              * number of rows of the table, `out` the size of a row */
+    int64_t in, out;         /* input and output features of all ranks together; Embedding: rows of the table, and size
+                              * of a row */
     te_parallel_mode mode;   /* how ranks share the weight */
     const te__sharding *rows; /* the blocks of the weight's rows (such as q, k, v); each block is sharded by itself;
                               * NULL: one block */
@@ -329,8 +323,7 @@ static bool te__is_tied_table(const te_module *m) {
 
 /* ---- weights with adapters ---- */
 
-/* Returns the product of the two adapters in f32, in the shape of the site's weight. The product is B A, or A B^T for
- * an Embedding. */
+/* Returns the product of the two adapters in f32, in the shape of the site's weight: B A, or A B^T for an Embedding. */
 static te_tensor *te__lora_delta(const te__lora_site *s, int product) {
     const bool table = s->owner->cls == &te__embedding_class;
     te_tensor *a = te_tensor_contiguous(te_tensor_cast(te__lora_weight(s, "lora_A", product), TE_F32)),

@@ -1,9 +1,9 @@
-/* lora/match.c: patterns of module names. They are the subset of regular expressions that NeMo Automodel and peft use
- * in lists of modules. This file works on text alone. It must not depend on modules.
+/* lora/match.c: patterns of module names, the subset of regular expressions that NeMo Automodel and peft use. This file
+ * works on text alone. It must not depend on modules.
  *
- * A pattern is compiled to a program with one step for each character or operator (Thompson 1968). Matching reads the
- * text once and keeps a list of all steps at which the program can be, so there is no backtracking. The time of a match
- * is at most text length times program length. */
+ * A pattern is compiled to a program with one step for each character or operator (Thompson 1968). A match reads the
+ * text once and follows all possible steps together, so there is no backtracking. The time of a match is at most text
+ * length times program length. */
 
 enum { TE__PATTERN_LENGTH = 512, TE__PATTERN_DEPTH = 64 }; /* maximum bytes of a pattern; maximum nesting of groups */
 
@@ -79,8 +79,8 @@ static int te__pattern_add(te__pattern *p, te__pattern_op op, int a, int b) {
     s->b = b;
     return p->n++;
 }
-/* Inserts a step at index `at`. Moves the later steps, and the jump targets that point to them, by one. No step before
- * `at` may have a jump target after `at`. */
+/* Inserts a step at index `at`. Moves the later steps and their jump targets by one. No step before `at` may have a
+ * jump target after `at`. */
 static bool te__pattern_insert(te__pattern *p, int at) {
     int i;
     if (te__pattern_add(p, TE__PATTERN_GO, 0, 0) < 0) return false;
@@ -142,8 +142,8 @@ static bool te__pattern_class(te__pattern *p) {
 /* A group being read, or the whole pattern. */
 typedef struct te__pattern_group {
     int start, part; /* indices in p->steps: the first step of the group, and the first step of its last alternative */
-    int ends;        /* the last GO step that ends an earlier alternative, or -1. These GO steps form a linked list:
-                      * `a` of such a step is the index of the one before it, or -1. */
+    int ends;        /* the last GO step that ends an earlier alternative, or -1; `a` of such a step is the index of the
+                      * GO step before it */
 } te__pattern_group;
 
 /* Begins another alternative of the group. Puts a FORK step before the last alternative and a GO step after it. */
@@ -253,8 +253,8 @@ static bool te__pattern_open(te__pattern *p, te_ctx *te, const char *who, const 
     te__pattern_close(p);
     return false;
 }
-/* Compiles a name as NeMo Automodel's module_matcher does. Both "*" and ".*" become "(.*)". The result is put between
- * "^" and "$", which bind tighter than "|". So "a|b" becomes "^a|b$": "^" applies to a alone, and "$" to b alone. */
+/* Compiles a name as NeMo Automodel's module_matcher does. "*" and ".*" become "(.*)", and "^" and "$" enclose the
+ * result. So in "^a|b$", "^" applies to a alone, and "$" to b alone. */
 static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, const char *name) {
     char expression[4 * TE__PATTERN_LENGTH + 3], *out = expression;
     const char *in;
@@ -276,10 +276,11 @@ static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, c
 
 /* ---- matching ---- */
 
-/* Finds the steps that read a character and that can be reached from step `at` without reading one. Appends them to
- * `list`, which has n entries, and returns the new number of entries. Sets *found if TE__PATTERN_FOUND, the last step,
- * can be reached. `now` is the number of the current place in the text; seen[i] is `now` if step i was already visited
- * at this place. `first` is true at the start of the text, `last` at its end or before its final newline. */
+/* Appends to `list` the steps that read a character and can be reached from step `at` without reading one. Returns the
+ * new number of entries.
+ * *found is set if TE__PATTERN_FOUND can be reached.
+ * `now` is the number of the position in the text; seen[i] is `now` if step i was visited there.
+ * `first`: at the start of the text. `last`: at the end, or before the final newline. */
 static int te__pattern_reach(te__pattern *p, int at, int *list, int n, int now, bool first, bool last, bool *found) {
     int *seen = p->places + 2 * p->n, *open = p->places + 3 * p->n, num_open = 0;
     if (seen[at] != now) open[num_open++] = at;
@@ -362,8 +363,8 @@ static bool te__name_list_open(te__name_list *l, te_ctx *te, const char *const *
         if (!te__pattern_open_name(&l->patterns[i], te, "te_lora_apply", names[i])) return false;
     return n == 0 || l->patterns;
 }
-/* Returns true if the path matches a name of the list. If `plain` is not NULL, sets *plain to true if a name without
- * operators matched. */
+/* Returns true if the path matches a name of the list. Sets *plain if a name without operators matched; `plain` may be
+ * NULL. */
 static bool te__name_list_match(te__name_list *l, const char *path, bool *plain) {
     bool any = false;
     int i;

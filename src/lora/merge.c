@@ -18,8 +18,8 @@ static bool te__values_meet(te_tensor *x, te_tensor *y) {
         }
     return x == y;
 }
-/* Finds a module other than `owner` that has a parameter which shares memory with x. Searches all module trees of the
- * context. Sets *entry to the index of the parameter. Returns NULL if there is no such module. */
+/* Returns another module of the context, one of whose parameters shares memory with x; NULL if there is none. Sets
+ * *entry to the index of the parameter. */
 static const te_module *te__other_owner(const te_module *owner, te_tensor *x, int *entry) {
     const te__closable *c;
     for (c = owner->te->closables; c; c = c->next) {
@@ -31,8 +31,7 @@ static const te_module *te__other_owner(const te_module *owner, te_tensor *x, in
     return NULL;
 }
 
-/* Returns the name of the first adapter that was removed from a site (a weight, or all weights of a grouped module);
- * NULL if none was removed. */
+/* Returns the name of the first adapter that was removed from a site, or NULL. */
 static const char *te__lora_gone(const te__lora_site *s) {
     te_module *holder = te__lora_holder(s);
     int i;
@@ -96,8 +95,8 @@ static te_result te__lora_mergeable(const te__lora_site *s) {
 
 /* ---- merging ---- */
 
-/* Computes the merged weights of a site for the n weight matrices first .. first + n - 1. Writes them to `sums` in the
- * order of the parameters. */
+/* Computes the merged weight matrices first .. first + n - 1 of a site. Writes them to `sums` in the order of the
+ * parameters. */
 static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tensor **sums) {
     const te__lora_shape shape = te__lora_shape_of(s, 0);
     te_module *holder = te__lora_holder(s);
@@ -117,8 +116,8 @@ static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tens
     }
     return TE_OK;
 }
-/* Merges the adapters of a site into n of its weight matrices, beginning with number `first`. Computes all new weights
- * before it changes one. Then sets the TE__EXPERTS_PRODUCTS tensors of `zero` to 0; `zero` may be NULL. */
+/* Merges a site's adapters into its weight matrices first .. first + n - 1. Computes all of them before it changes one.
+ * Then sets the TE__EXPERTS_PRODUCTS tensors of `zero`, if given, to 0. */
 static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, te_tensor *const *zero) {
     const int parts = te__lora_shape_of(s, 0).parts;
     const size_t bytes = (size_t)(n * parts) * sizeof(te_tensor *);
@@ -142,8 +141,8 @@ static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, t
     te__free(te, sums);
     return result;
 }
-/* Merges the adapters of a site into its weights. Experts are merged one by one to save memory. After each expert its
- * lora_B is set to 0, so if a later expert fails, the module still computes the same function. */
+/* Merges a site's adapters into its weights. Experts are merged one by one to save memory. lora_B of a merged expert
+ * becomes 0, so that a later failure does not change what the module computes. */
 static te_result te__lora_merge(const te__lora_site *s) {
     const int products = te__lora_shape_of(s, 0).products;
     te_module *m = s->owner;

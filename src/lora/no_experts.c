@@ -1,5 +1,5 @@
-/* lora/no_experts.c: stand-ins for the functions of lora/experts.c if TE_NO_MOE leaves experts out. The te__is_*
- * functions return false here, so the other functions for experts are never called. */
+/* lora/no_experts.c: replaces lora/experts.c under TE_NO_MOE. The te__is_* functions return false here, so the other
+ * functions are never called. */
 
 enum { TE__EXPERTS_PRODUCTS = 2, TE__GATE_PROJ = 1, TE__UP_PROJ, TE__PROJS };
 static const char *const te__expert_adapter_names[TE__EXPERTS_PRODUCTS][2] = {{"", ""}, {"", ""}};

@@ -1,8 +1,7 @@
-/* lora/trained.c: parameters that are trained in addition to adapters. These are biases, and all parameters of the
- * modules in modules_to_save. This file may use adapters and parameters. It must not depend on files on disk.
+/* lora/trained.c: parameters trained in addition to adapters: biases, and all parameters of modules in modules_to_save.
+ * This file may use adapters and parameters. It must not depend on files on disk.
  *
- * Training changes a copy of each of these parameters. The module keeps the original tensor, and te_lora_remove puts
- * it back. */
+ * Training changes a copy of each parameter. The module keeps the original tensor, which te_lora_remove puts back. */
 
 #define TE__TRAINED "te.lora.trained"
 
@@ -55,8 +54,8 @@ static void te__trained_cut(te_module *m, int n, bool whole) {
     t->whole = whole;
     if (n == 0 && !whole) te_module_remove_attribute(m, TE__TRAINED);
 }
-/* Replaces the tensor of entry e by a copy and sets *before to the original. If the tensor has no memory, it stays and
- * *before is NULL. */
+/* Replaces the tensor of entry e by a copy, and sets *before to the original. A tensor without memory stays, and
+ * *before becomes NULL. */
 static te_result te__trained_copy(te_module *m, te__entry *e, te_tensor **before) {
     te_tensor *x = e->tensor, *copy, *main_grad = te_tensor_main_grad(x);
     te_result result;
@@ -180,8 +179,8 @@ static bool te__trained_forget_one(void *user, te_module *m) {
     else te__trained_cut(m, 0, false);
     return true;
 }
-/* Ends the training of additional parameters in a tree. If `keep` is true, the trained values stay; otherwise the
- * original tensors come back. In both cases the parameters are frozen. */
+/* Ends the training of additional parameters in a tree and freezes them. `keep` keeps the trained values; otherwise the
+ * original tensors come back. */
 static void te__trained_forget(te_module *model, bool keep) { te_module_visit(model, te__trained_forget_one, &keep); }
 
 /* ---- freezing ---- */

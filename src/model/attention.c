@@ -1,6 +1,6 @@
-/* model/attention.c: attention modules chosen by the name of a backend ("te", "sdpa", "flex", "eager"). The table
- * te__attn_backends has one entry for each backend; the field `core` of an entry implements the attention core. This
- * file may use DotProductAttention and te_attention. It must not depend on the models that call it. */
+/* model/attention.c: attention modules chosen by backend ("te", "sdpa", "flex", "eager"). Each backend is one entry of
+ * te__attn_backends. This file may use DotProductAttention and te_attention. It must not depend on the models that call
+ * it. */
 
 /* Features that a backend supports. */
 enum {
@@ -17,8 +17,8 @@ typedef struct te__attn_backend {
     unsigned facts;     /* TE__ATTN_* bits */
     te_result (*preprocess)(const struct te__attn_backend *b, te_module *m, const te_attn_inputs *in,
                             te_attn_args *out); /* fills *out, which is zeroed before */
-    /* Changes *x, the attention rule (mask, scale, dropout) of one call, as this backend needs it. All fields of *x are
-     * set before this call. NULL: the backend changes nothing. */
+    /* Changes *x, the complete attention rule (mask, scale, dropout) of a call, as this backend needs it. NULL: no
+     * change. */
     te_result (*rule)(te_module *m, const te_attn_args *a, te_attn_rule *x);
     te_tensor *(*attend)(te_module *m, te__attn_run *run); /* returns [b, s, H, d_v]; NULL: the backend is te */
 } te__attn_backend;
@@ -37,8 +37,7 @@ static te_tensor *te__mask_of_padding(te_tensor *x) {
     return te_tensor_view(te__mask_turned(x), 4, shape);
 }
 
-/* Checks attention_mask of a call. It must have 2 or 4 dimensions, sizes that fit q and k, and dtype u8 (or a float
- * dtype if it has 4 dimensions). */
+/* Checks attention_mask of a call: 2 or 4 dimensions, sizes that fit q and k, dtype u8 (or float for 4 dimensions). */
 static te_result te__attn_mask_ok(const te__attn_backend *b, const te_module *m, const te_attn_inputs *in) {
     const te_tensor *x = in->attention_mask, *q = in->q, *k = in->k;
     char t[3][TE__SHAPE_TEXT];
@@ -67,8 +66,8 @@ static te_result te__attn_mask_ok(const te__attn_backend *b, const te_module *m,
     return TE_OK;
 }
 
-/* Returns the number of keys that a query sees in window w, including its own key; -1 means all keys up to its own. In
- * te.h w.left does not count the query's own key. With the option upstream_windows it does, as in Automodel. */
+/* Returns how many keys a query sees in window w, the query's own key included; -1: all keys up to the own one. w.left
+ * counts the own key only if upstream_windows is set, as in Automodel. */
 static int64_t te__attn_window_keys(const te__attn_backend *b, const te_module *m, te_window w) {
     const bool upstream = ((const te__attn_module *)m->state)->upstream_windows;
     if (!w.on || w.left < 0 || (upstream && w.left == 0 && (b->facts & TE__ATTN_NO_WINDOW_OF_0))) return -1;
@@ -87,8 +86,8 @@ static te_result te__attn_own_ok(const te__attn_backend *b, te_module *m, const 
     return te__attn_core_shapes(m, b->name, part);
 }
 
-/* Checks a call and fills the fields of *out that all backends use. A 4-D mask replaces the causal mask. A window
- * beside a 4-D mask is an error. */
+/* Checks a call and fills the fields of *out that all backends use. A 4-D mask replaces the causal mask and excludes a
+ * window. */
 static te_result te__attn_open(const te__attn_backend *b, te_module *m, const te_attn_inputs *in, te_attn_args *out) {
     const te_window w = in->window;
     te_tensor *mask = in->attention_mask;
@@ -190,8 +189,8 @@ static te_tensor *te__attn_te_postprocess(te_module *m, te_tensor *x) {
 
 /* ---- sdpa ---- */
 
-/* Copies the last s_kv columns of the padding mask x [b, columns] to the host. The result has b * s_kv values, 1 for a
- * token and 0 for padding. The caller frees it by te__free. Sets *all to true if there is no padding. */
+/* Returns the last s_kv columns of the padding mask x [b, columns] in host memory: 1 for a token, 0 for padding. The
+ * caller frees the memory. Sets *all to whether there is no padding. */
 static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
     const int64_t b = x->shape[0], columns = x->shape[1];
     const size_t bytes = (size_t)te__numel(x) + 1;
@@ -304,8 +303,8 @@ static te_result te__attn_eager_preprocess(const te__attn_backend *b, te_module 
                         te__shape_text(out->masked, t));
     return r;
 }
-/* If s_q != s_kv, replaces the causal mask by an element mask. The softmax kernel aligns its causal mask to the last
- * key (bottom right), but this backend aligns it to the first key (top left). */
+/* If s_q != s_kv, replaces the causal mask by an element mask. The softmax kernel aligns its causal mask bottom right,
+ * but this backend aligns top left. */
 static te_result te__attn_eager_rule(te_module *m, const te_attn_args *a, te_attn_rule *x) {
     const int64_t s_q = a->q->shape[1], s_kv = a->k->shape[1];
     if (x->mask != TE_MASK_CAUSAL || s_q == s_kv) return TE_OK;
@@ -320,8 +319,8 @@ static te_tensor *te__attn_eager_attend(te_module *m, te__attn_run *run) {
 
 /* ---- the module of sdpa, flex and eager ---- */
 
-/* Converts the arguments of te_forward_with to *in. In `args`, attention_mask has 1 for a masked key, as in
- * DotProductAttention. In *in it has 1 for a key that is seen. */
+/* Converts the arguments of te_forward_with to *in. attention_mask has 1 for a masked key in `args`, but 1 for a seen
+ * key in *in. */
 static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, te_attn_inputs *in) {
     const te_attn_call *c = &args->attention;
     const te__field *f = te__option_set(&te__sdpa_call_group, 1, c);
@@ -491,8 +490,8 @@ TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend,
 
 /* ---- calls ---- */
 
-/* Returns the entry of te__attn_backends for module m. Sets an error and returns NULL if q, k or v is NULL or of
- * another context, or if m is not an attention module. */
+/* Returns the entry of te__attn_backends for m. Fails if m is not an attention module, or if q, k or v is NULL or of
+ * another context. */
 static const te__attn_backend *te__attn_check_call(te_module *m, const char *who, const te_tensor *q,
                                                    const te_tensor *k, const te_tensor *v) {
     const te_attn_backend backend = te_attn_backend_of(m);
@@ -505,8 +504,7 @@ static const te__attn_backend *te__attn_check_call(te_module *m, const char *who
                  m->cls->name);
     return NULL;
 }
-/* Runs attention on q, k and v in the layout of models, [b, s, H, d]. Backend te returns [.., H d_v], the others [b, s,
- * H, d_v]. */
+/* Runs attention on q, k and v [b, s, H, d]. Backend te returns [.., H d_v], the others [b, s, H, d_v]. */
 static te_tensor *te__attn_call(te_module *m, const te__attn_backend *row, const te_attn_args *a) {
     te__attn_run run = TE_ZERO;
     if (!row->attend) return te__attn_te_call(m, a);

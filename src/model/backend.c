@@ -1,6 +1,5 @@
-/* model/backend.c: the backend configuration of a model. It has the capabilities (te_backend_capabilities), the
- * defaults that follow from them, the checks of a te_backend_config, and FP8 for a whole model. This file may use the
- * names of backends. It must not depend on what a backend computes. */
+/* model/backend.c: the backend configuration of a model: capabilities, defaults, checks, and FP8 for a whole model.
+ * This file may use the names of backends. It must not depend on what a backend computes. */
 
 /* ---- capabilities and defaults ---- */
 

@@ -1,5 +1,5 @@
-/* model/backend_modules.c: creates Linear and RMSNorm modules by the name of a backend. This file may use the module
- * classes. It must not depend on files on disk. */
+/* model/backend_modules.c: creates Linear and RMSNorm by the name of a backend. This file may use the module classes.
+ * It must not depend on files on disk. */
 
 /* ---- shapes without memory ---- */
 
@@ -7,8 +7,8 @@ TE_API bool te_is_tensor_unallocated(const te_tensor *x) { return te__is_unalloc
 TE_API void te_set_empty_is_unallocated(te_ctx *te, bool on) {
     if (te) te->empty_is_unallocated = on;
 }
-/* Forward of a module if its input has a shape but no memory. Computes the shape of the output. The module has `in`
- * input and `out` output features. */
+/* Forward of a module with `in` input and `out` output features, for an input without memory. Computes the shape of the
+ * output. */
 static te_result te__module_shape(te_module *m, te_forward_args *args, int64_t in, int64_t out) {
     return te__shape_forward(m, args, in, args->input->ndim > 1 ? args->input->shape[0] : 1, out);
 }
@@ -20,8 +20,8 @@ static te_result te__torch_linear_forward(te_module *m, te_forward_args *args) {
     if (te__is_unallocated(args->input)) return te__module_shape(m, args, weight->shape[1], weight->shape[0]);
     return te__output(m, args, te_linear(args->input, weight, te_module_parameter(m, "bias")));
 }
-/* Fills the parameters as the te_init in m->state says. The default is that of torch.nn.Linear: weight and bias are
- * uniform in +- 1 / sqrt(in_features), which is kaiming_uniform_ with a = sqrt(5). */
+/* Fills the parameters as the te_init in m->state says. The default is that of torch.nn.Linear: weight and bias uniform
+ * in +- 1 / sqrt(in_features). */
 static te_result te__torch_linear_reset(te_module *m) {
     const te_init *init = (const te_init *)m->state;
     te_tensor *const parameter[2] = {te_module_parameter(m, "weight"), te_module_parameter(m, "bias")};

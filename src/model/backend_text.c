@@ -1,9 +1,9 @@
-/* model/backend_text.c: reads and writes te_backend_config as text, by the names of its fields and values. This file
- * may use only these names. It must not depend on what a backend is, or on which backends go together. */
+/* model/backend_text.c: reads and writes te_backend_config as text, by the names of fields and values. This file must
+ * not depend on what a backend is, or on which backends go together. */
 
 /* ---- names ---- */
 
-/* The names of the values 0, 1, 2 ... of an enum. If a name is NULL, the value means "not given" and cannot be
+/* The names of the values 0, 1, 2 ... of an enum. A value with the name NULL means "not given" and cannot be
  * written. */
 typedef struct te__names {
     const char *const *name;

@@ -1,5 +1,5 @@
-/* model/block_mask.c: block masks, and the cache of masks that a context keeps for its attention modules. This file may
- * use tensors. It must not depend on modules. */
+/* model/block_mask.c: block masks, and the cache of masks of a context. This file may use tensors. It must not depend
+ * on modules. */
 
 /* ---- the state of a context ---- */
 
@@ -41,7 +41,7 @@ static const te__room te__mask_room = TE__ROOM(&te__masks_slot, NULL, te__masks_
 /* ---- block masks ---- */
 
 /* Returns whether the block of queries first_q .. last_q and keys first_kv .. last_kv is empty, partial or full. Query
- * i sees keys i + lo .. i + hi. If mask_fn is given, query i sees only those of them that mask_fn allows. */
+ * i sees keys i + lo .. i + hi that d->mask_fn, if given, allows. */
 static te_attn_block te__block_of(const te_block_mask_desc *d, int lo, int hi, int64_t b, int64_t h, int64_t first_q,
                                   int64_t last_q, int64_t first_kv, int64_t last_kv) {
     bool some = false, all = true;
@@ -125,7 +125,7 @@ static te_tensor *te__mask_kept(const te__kept_mask *list, int n, const int64_t 
     return NULL;
 }
 /* Puts a mask into the cache in place of the oldest entry. Copies `content` and retains the mask. Returns the mask, or
- * NULL with an error. */
+ * NULL on failure. */
 static te_tensor *te__mask_keep(te_ctx *te, te__kept_mask *list, int n, const int64_t *key, const uint8_t *content,
                                 size_t bytes, te_tensor *mask) {
     uint8_t *copy = mask && bytes ? (uint8_t *)te__alloc(te, bytes) : NULL;
@@ -173,9 +173,9 @@ TE_API int te_flex_block_mask_count(const te_ctx *te) {
     return n;
 }
 
-/* Returns an element mask u8 [b or 1, 1, s_q, s_kv], 1 for a masked key. The context's cache owns the mask. Query i
- * sees the last `keys` keys up to key i + offset, or all keys up to that key if `keys` is -1. Keys that are 0 in
- * `tokens` are masked too. `tokens` is u8 [b, s_kv] on the host, 1 for a token; NULL means no padding. */
+/* Returns an element mask u8 [b or 1, 1, s_q, s_kv], 1 for a masked key. The context's cache owns the mask.
+ * Query i sees the last `keys` keys up to key i + offset; -1: all keys up to that one.
+ * `tokens` is padding u8 [b, s_kv] on the host, 1 for a token, or NULL. Padding is masked too. */
 static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s_kv, int64_t keys, int64_t offset,
                                    const uint8_t *tokens) {
     int64_t key[5], shape[4], i, j, s;

@@ -1,11 +1,11 @@
-/* model/eager.c: the attention backend "eager". It computes attention as GEMM, softmax and GEMM, and keeps the scores
- * in memory. It may call raw operations, but no module.
+/* model/eager.c: the attention backend "eager": GEMM, softmax and GEMM, with the scores in memory. This file may call
+ * raw operations. It must not depend on modules.
  *
  * q is [b, H, s_q, d], k [b, G, s_kv, d], v [b, G, s_kv, d_v], all contiguous. The H / G query heads of one k/v head
  * are adjacent. So each product is one grouped GEMM with b G groups of (H / G) s_q rows. */
 
-/* Computes d = a b for each group. The groups split dimension k of the product if along_k is true, otherwise dimension
- * m. The sizes m, n and k follow from the tensors' shapes. */
+/* Computes d = a b for each group. The groups split dimension k of the product if `along_k` is true, otherwise
+ * dimension m. */
 static te_result te__eager_product(te_tensor *sizes, te_tensor *a, te_tensor *b, bool b_transposed, te_tensor *d,
                                    bool along_k) {
     te_op_grouped_gemm_args g = TE_ZERO;
@@ -79,8 +79,8 @@ static te_tensor *te__eager_mask(te_tensor *masked, int64_t s_q) {
     return y && te__eager_repeat(masked, y) == TE_OK ? y : NULL;
 }
 
-/* Computes attention with the mask and the bias of the rule x. The mask is causal, or u8 [b or 1, 1, s_q or 1, s_kv].
- * The bias is added to the scores. */
+/* Computes attention with the mask and the bias of the rule x. The mask is causal, or u8 [b or 1, 1, s_q or 1,
+ * s_kv]. */
 static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attn_rule *x) {
     const int64_t shape[4] = {q->shape[0], q->shape[1], q->shape[2], v->shape[3]};
     const float scale = te__attn_scale(x->softmax_scale, q->shape[3]);
@@ -103,8 +103,8 @@ static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, 
     o = te_tensor_empty(te, q->dtype, 4, shape);
     r = sizes && scores && p && o && !x->attention_mask == !a.mask ? TE_OK : te_error_code(te);
     if (r == TE_OK) r = te__eager_product(sizes, q, k, true, scores, false);
-    if (r == TE_OK && added) { /* applies the scale here and not in the softmax kernel, which would need
-                                * added / scale; if `added` is the dtype's minimum, that can be -inf */
+    if (r == TE_OK && added) { /* applies the scale here: the softmax kernel would need added / scale, which can be -inf
+                                * if `added` is the dtype's minimum */
         te_tensor *all = te__eager_scores(q, k, TE_F32);
         r = all ? te__eager_repeat(added, all) : te_error_code(te);
         if (r == TE_OK) r = te__axpby_into(scores, scores, all, scale, 1.0f);

@@ -1,6 +1,5 @@
-/* model/formats.c: chooses which tensors of a model are cast, and to which dtypes. A tensor stays in f32 if its path
- * contains one of the words of te_module_set_keep_in_fp32. te_fp32_scope_open casts the whole model to f32 for some
- * time. This file may use modules and paths. It must not depend on how model/recast.c casts a tensor in place. */
+/* model/formats.c: chooses which tensors of a model are cast, and to which dtypes. This file may use modules and paths.
+ * It must not depend on how model/recast.c casts a tensor in place. */
 
 /* ---- words ---- */
 
@@ -19,8 +18,8 @@ static void te__words_destroy(void *value) {
     te__free(w->te, w->word);
     te__free(w->te, w);
 }
-/* Returns the keywords (te__words) that are stored in attribute `key` of m. NULL if m does not have the
- * attribute, or if the program has set another value. */
+/* Returns the words in attribute `key` of m. NULL if m has no such attribute, or if the program has set another
+ * value. */
 static const te__words *te__words_of(const te_module *m, const char *key) {
     const te__attribute *a = te__module_attribute(m, key);
     return a && a->destroy == te__words_destroy ? (const te__words *)a->value : NULL;
@@ -70,8 +69,8 @@ TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *key
     return result;
 }
 
-/* Appends the words of w to `keywords`, which has room for `room` words. Leaves out repeats, and words that are in
- * `outer`. Increases *n by 1 for each word that is not left out, even if the word does not fit. */
+/* Appends the words of w to `keywords`, without repeats and without words of `outer`. *n also counts words that do not
+ * fit into `room`. */
 static void te__words_list(const te__words *w, const te__words *outer, const char **keywords, int room, int *n) {
     int i, k;
     for (i = 0; w && i < w->count; i++) {
@@ -143,9 +142,8 @@ static void te__firsts_close(te__firsts *f) {
     te__free(f->te, f->item);
     memset(f, 0, sizeof(*f));
 }
-/* Collects, for each parameter of the tree m, the entry that a walk visits first; a shared parameter has several
- * entries. The modules of the tree must not change until te__firsts_close. Returns false with an error;
- * te__firsts_close is then not needed. */
+/* Collects, for each parameter of the tree m, the entry that a walk visits first. The modules must not change until
+ * te__firsts_close. */
 static bool te__firsts_open(te__firsts *f, const te_module *m) {
     int i, n = 0;
     memset(f, 0, sizeof(*f));
@@ -245,8 +243,8 @@ static bool te__cast_walk(te__cast *c, te__cast_fn visit) {
     te__firsts_close(&c->firsts);
     return more;
 }
-/* Adds one tensor to the list of casts. A tensor that belongs to a module in skip_modules and also to another module
- * is cast if it is a parameter, but not if it is a buffer. */
+/* Adds one tensor to the list of casts. A tensor of a skipped module and of another module is cast only if it is a
+ * parameter. */
 static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) {
     const bool skips = te__cast_skips(c, m);
     if (te__cast_keeps(c, e)) return te__recast_add(&c->list, e->tensor, TE_F32, 2);
@@ -256,8 +254,7 @@ static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) 
 static te_result te__cast_run(te__cast *c, te__cast_fn visit) {
     return te__recast_run(&c->list, te__cast_walk(c, visit));
 }
-/* Warns if the model is sharded and te_module_set_keep_in_fp32 was called on its root with `strict` false. In a sharded
- * model such a call keeps no parameters in f32. */
+/* Warns that in a sharded model words without `strict` keep no parameters in f32. */
 static void te__cast_warn(const te__cast *c, const char *who) {
     const char *first = NULL;
     int n = 0;
@@ -293,8 +290,7 @@ TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *
     return result == TE_OK ? te__cast_to(m, dtype, desc, who) : result;
 }
 
-/* Adds a tensor to the list of casts if its path contains a keyword. A parameter of several modules has several paths;
- * only the first one counts. But if the path of a module contains a keyword, all tensors of this module are added. */
+/* Adds a tensor to the list of casts if its first path, or the path of the module, contains a keyword. */
 static bool te__restore_visit(te__cast *c, const te_module *m, const te__entry *e) {
     char *end = c->path + c->module_path;
     const char after = *end;

@@ -1,6 +1,5 @@
-/* model/frozen.c: te_cast_frozen_modules_to_compute_dtype. It casts to the compute dtype all frozen tensors, and all
- * tensors of modules that have frozen weights and adapters. This file may use model/formats.c to find the tensors that
- * must stay in f32. */
+/* model/frozen.c: te_cast_frozen_modules_to_compute_dtype. It casts frozen tensors, and all tensors of modules that
+ * have frozen weights and adapters. This file may use model/formats.c. */
 
 enum {
     TE__HAS_PARAMS = 1,
@@ -25,8 +24,8 @@ static bool te__frozen_casts(const te__frozen *f, const te__entry *e) {
     return !e->tensor->requires_grad && te__is_floating(e->tensor) && !e->tensor->sharded &&
            !te__cast_keeps(&f->cast, e);
 }
-/* Computes the TE__HAS_* and TE__OWNS_BASE bits of m and of the modules below it. f->cast.path must be the path of m. A
- * shared parameter counts only for the first module that has it. */
+/* Computes the bits of m and of the modules below it. f->cast.path must be the path of m. A shared parameter counts
+ * only for the first module that has it. */
 static unsigned char te__frozen_mark(te__frozen *f, te_module *m) {
     const size_t used = strlen(f->cast.path);
     const int own = f->at++;
@@ -46,9 +45,9 @@ static unsigned char te__frozen_mark(te__frozen *f, te_module *m) {
     f->cast.path[used] = 0;
     return f->mark[own] = mark;
 }
-/* Lists the tensors of m, and of the modules below it, with the dtype that each one gets. `mixed` is true if a module
- * above m has a frozen weight and trainable parameters. `frozen` is true if a module above m has parameters and none of
- * them is trainable. */
+/* Lists the tensors of m, and of the modules below it, with their new dtypes.
+ * `mixed`: a module above m has a frozen weight and trainable parameters.
+ * `frozen`: a module above m has parameters, none of them trainable. */
 static bool te__frozen_list(te__frozen *f, te_module *m, bool mixed, bool frozen) {
     const size_t used = strlen(f->cast.path);
     const unsigned char mark = f->mark[f->at++];
@@ -85,8 +84,7 @@ TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_
     if (result == TE_OK) result = te__want_floating(m->te, desc->compute_dtype, who, "compute_dtype");
     if (result != TE_OK) return result;
     f.cast = te__cast_of(m, desc->compute_dtype);
-    f.cast.sharded = false; /* false even for a sharded model: otherwise the keywords that
-                             * te_module_set_keep_in_fp32 has set with `strict` false would keep no parameters in
+    f.cast.sharded = false; /* otherwise words without `strict` (te_module_set_keep_in_fp32) would keep no parameters in
                              * f32. te__frozen_list casts no sharded parameter anyway. */
     f.any_base = desc->any_frozen_base;
     te_module_visit(m, te__count_module, &f.num);

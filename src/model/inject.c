@@ -1,5 +1,5 @@
 /* model/inject.c: te_inject_te_attention replaces the attention of existing models by DotProductAttention. This file
- * may use the module tree, DotProductAttention and the language models. It must not depend on files on disk. */
+ * may use the module tree and the language models. It must not depend on files on disk. */
 
 #define TE__ATTN_MODULE "attn_module"
 #define TE__ATTN_INJECTED "_te_attention_injected"
@@ -106,9 +106,8 @@ static te_tensor *te__sdpa_fails(te_sdpa_patch *f) {
     const te_result result = te_error_code(f->te);
     return ranks ? te__context_attention_run(parts, &nothing, ranks, result == TE_OK ? TE_ERR_STATE : result) : NULL;
 }
-/* desc.original is the attention function for calls that f's module cannot take. Returns true if desc.original may take
- * the call. Under context parallelism it may not: it would see only this rank's keys, and the other ranks would wait
- * for this rank. */
+/* Returns true if desc.original may take a call that f's module cannot take. Under context parallelism desc.original
+ * would see only this rank's keys. */
 static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__context *ranks = te__sdpa_ranks(f);
     if (!ranks) return true;
@@ -120,8 +119,7 @@ static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__sdpa_fails(f);
     return false;
 }
-/* Converts x [b, heads, s, d] to [b, s, kept, d]. In x each head has heads / kept adjacent copies; the result has one
- * of them. */
+/* Converts x [b, heads, s, d] to [b, s, kept, d]. Keeps one of heads / kept adjacent copies of each head. */
 static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
     const int64_t step = x->shape[1] / kept;
     int64_t shape[5];
@@ -153,10 +151,9 @@ static te_tensor *te__run_dpa(te_sdpa_patch *f, te_forward_args *call, float dro
     return te_tensor_view(te_tensor_contiguous(call->outputs.out), 4, shape);
 }
 
-/* Returns true if the last two sizes of `mask` are s_q and s_kv of this call, or of all context-parallel ranks
- * together. Refuses a broadcast mask, because te_detect_causal_mask reads only stored elements. If desc.mask.strict is
- * set, also refuses a mask that requires a gradient, because only desc.original, the attention function for refused
- * calls, computes that gradient. */
+/* Returns true if the last two sizes of `mask` are those of this call, or of all context-parallel ranks together.
+ * Refuses a broadcast mask, because te_detect_causal_mask reads only stored elements. Only desc.original computes the
+ * gradient of a mask. */
 static bool te__mask_is_of_call(const te_sdpa_patch *f, const te_tensor *mask, const te_tensor *q, const te_tensor *k) {
     te__context *c = te__sdpa_ranks(f);
     const int64_t ranks = c ? te__context_size(c) : 1;
@@ -165,8 +162,8 @@ static bool te__mask_is_of_call(const te_sdpa_patch *f, const te_tensor *mask, c
            ((mask->shape[2] == q->shape[2] && mask->shape[3] == k->shape[2]) ||
             (mask->shape[2] == ranks * q->shape[2] && mask->shape[3] == ranks * k->shape[2]));
 }
-/* Returns the reason why f's module cannot take a call, and sets *counter to the counter of this reason. If the module
- * can take it, returns NULL and fills *call with the arguments. */
+/* Returns the reason why f's module cannot take a call, and sets *counter to the counter of this reason. If there is no
+ * reason, fills *call. */
 static const char *te__sdpa_refusal(te_sdpa_patch *f, te_tensor *q, te_tensor *k, te_tensor *v,
                                     const te_sdpa_args *args, te_forward_args *call, size_t *counter) {
     const te_make_te_sdpa_desc *d = &f->desc;
@@ -357,8 +354,7 @@ TE_API const char *te_inject_reason_text(te_inject_reason reason) {
     return (unsigned)reason < TE__COUNT(texts) ? texts[reason] : "";
 }
 
-/* Returns true if the projection has `channels` output channels, or twice as many if it may be gated. Also returns true
- * if the output size is unknown. */
+/* Returns true if the projection has `channels` outputs, twice as many (only if `gated`), or an unknown number. */
 static bool te__proj_fits(te_module *m, const char *name, int64_t channels, bool gated) {
     const int64_t out = te_proj_out_features(te_module_find(m, name));
     return out == 0 || out == channels || (gated && out == 2 * channels);
@@ -416,8 +412,8 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
     return te__output(m, args, te__run_dpa(f, &call, te_module_is_training(m) ? s->rule.dropout_p : 0.0f));
 }
 
-/* The forward of an injected module without a child `sdpa`. Runs the module's own forward in a region of te_sdpa_begin.
- * Then closes this region, and all regions that the module's own forward has left open. */
+/* Runs the forward of a module without a child `sdpa` in a region of te_sdpa_begin. Closes this region and all regions
+ * that were left open inside. */
 static te_result te__injected_forward(te_module *m, te_forward_args *args) {
     te_sdpa_patch *f = te_injected_sdpa(m);
     const int depth = te__sdpa_of(m->te)->depth;

@@ -1,5 +1,5 @@
 /* model/patches.c: registers, applies and undoes the patches of a context. This file may use the replaceable methods of
- * FusedAdam. It must not depend on what an optimizer does with the methods. */
+ * FusedAdam. It must not depend on the use of these methods. */
 
 typedef struct te__patch {
     te_patch patch; /* its strings are copies, owned by the list */
@@ -24,8 +24,8 @@ typedef struct te__version {
     bool dev; /* a .dev version, which is older than the phase itself */
 } te__version;
 
-/* Reads a version suffix at s: an optional separator, a word of PEP 440, and an optional number. Returns the end of the
- * suffix, or NULL if there is no suffix. */
+/* Reads a version suffix at s: an optional separator, a word of PEP 440, an optional number. Returns the end of the
+ * suffix, or NULL. */
 static const char *te__version_suffix(const char *s, int *phase, long *number) {
     static const struct {
         const char *word;
@@ -173,9 +173,8 @@ TE_API te_result te_set_library_version(te_ctx *te, const char *version) {
     return TE_OK;
 }
 
-/* Returns true if patch i is not needed, and writes the reason to its `why`. A function of the patch may register more
- * patches, which may move the list of patches in memory. So the address of the list is read again after each call of
- * such a function. */
+/* Returns true if patch i is not needed, and writes the reason to `why`. Each function of the patch may register
+ * patches, which may move the list. So the list is looked up again after each call. */
 static bool te__patch_skipped(te_ctx *te, int i) {
     const te_patch patch = te__automodel_of(te)->patches->list[i].patch;
     const char *now = te__patched_version(te__automodel_of(te)->patches);

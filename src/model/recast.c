@@ -1,6 +1,6 @@
-/* model/recast.c: casts the tensors of a model in place, all of them or none. In place means that the te_tensor handles
- * stay valid; their memory is new. This file may use tensors and everything else that refers to their memory. It must
- * not depend on which tensors are cast, or why. */
+/* model/recast.c: casts tensors of a model in place, all or none: te_tensor handles stay valid, and their memory is
+ * new. This file may use everything that refers to memory of tensors. It must not depend on which tensors are cast, or
+ * why. */
 
 typedef struct te__recast_item {
     te_tensor *x;
@@ -47,8 +47,8 @@ static int te__recast_by_memory(const void *a, const void *b) {
     if (x->dtype != y->dtype) return x->dtype < y->dtype ? -1 : 1;
     return x->x->offset < y->x->offset ? -1 : x->x->offset > y->x->offset;
 }
-/* Keeps one item for each tensor whose dtype changes and drops all other items. Sorts the items by buffer, then by old
- * and new dtype, then by offset. */
+/* Keeps one item for each tensor whose dtype changes. Sorts the items by buffer, then by old and new dtype, then by
+ * offset. */
 static void te__recast_resolve(te__recast *r) {
     int i, n = 0;
     if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_tensor);
@@ -59,9 +59,8 @@ static void te__recast_resolve(te__recast *r) {
     if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_memory);
 }
 
-/* Returns the number of items (tensors to cast), beginning with item `first`, that are adjacent or overlap in one
- * buffer. Sets *end to the end of their bytes. These items also become adjacent in the new memory, because modules read
- * adjacent parameters as one tensor. */
+/* Returns how many items, from `first` on, are adjacent or overlap in one buffer. Sets *end to the end of their bytes.
+ * These items stay adjacent in the new memory, because modules read adjacent parameters as one tensor. */
 static int te__recast_run_of(const te__recast *r, int first, int64_t *end) {
     const te__recast_item *e = &r->item[first];
     const int64_t size = te__dtype_size(e->x->dtype);
@@ -101,8 +100,8 @@ static te_result te__recast_fill(te__recast *r, int first, int count, int64_t en
         b->refs++;
         result = te_tensor_copy(e->fresh, e->x);
     }
-    /* The version stays the same, because a cast gives no new value. So optimizers, which set a master weight anew if
-     * its parameter has a new version, keep their master weights. */
+    /* The version stays the same, because a cast gives no new value. A new version would make optimizers set the master
+     * weight anew. */
     if (b) b->version = te__buffer_version(r->item[first].x->buffer);
     te__buffer_release(b);
     return result;

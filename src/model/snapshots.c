@@ -95,8 +95,8 @@ typedef struct te__putting {
     te__firsts firsts;
     te__recast list;
 } te__putting;
-/* Returns the tensor of kind `kind` at `path` below the module p->m, or NULL. Tries each dot as the end of the module's
- * path, because names of tensors may contain dots. */
+/* Returns the tensor of kind `kind` at `path` below p->m, or NULL. Tries each dot as the end of the module's path,
+ * because tensor names may contain dots. */
 static te_tensor *te__tensor_at(const te__putting *p, const char *path, te_entry_kind kind) {
     char owner[TE__TREE_PATH];
     size_t n = te__min(strlen(path), sizeof(owner) - 1);

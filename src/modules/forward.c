@@ -1,6 +1,5 @@
-/* modules/forward.c: runs a module. It sets the module's path for messages, opens a frame for its temporaries, and
- * does its activation checkpointing. This file may use the module tree. It must not depend on what any class
- * computes. */
+/* modules/forward.c: runs a module, including its activation checkpointing. This file may use the module tree. It must
+ * not depend on what any class computes. */
 
 TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward) {
     te_module_forward_fn old = m ? m->own_forward : NULL;
@@ -8,7 +7,7 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
     return old;
 }
 
-/* The fields of te_outputs, as X(field, name in ONNX files, passes). `passes` is 0 if only the last child of a
+/* The fields of te_outputs, as X(field, name in ONNX files, passes). If `passes` is 0, only the last child of a
  * Sequential may return this output. */
 #define TE__OUTPUT_LIST(X)                                                                                           \
     X(out, "out", 1)                                                                                                 \
@@ -50,8 +49,8 @@ static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
         m->cls->name, output ? "fp8_output" : "fp8_grad", output ? "output" : "input's gradient");
 }
 
-/* Runs `forward` or, if it is NULL, the module's own function. The temporaries of the forward pass are released at
- * its end (te__frame_end), except those that the tape retains for the backward pass. */
+/* Runs `forward` or, if it is NULL, the module's own function. Releases the temporaries at the end, except those that
+ * the tape retains. */
 static te_result te__module_run_as(te_module *m, te_forward_args *args,
                                    te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
@@ -96,9 +95,8 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 
 /* ---- checkpoints ---- */
 
-/* These lists name each field of te_forward_args and of the structs in it once, in the order of the struct. T(field) is
- * a tensor, O(field) is any other field. The lists serve to copy args, and to make checkpoints, graphs and ONNX files.
- * If a list lacks a field, te__call_tensors does not compile. */
+/* Each list names all fields of one struct, in the order of the struct: T(field) for a tensor, O(field) for any other
+ * field. If a list lacks a field, te__call_tensors does not compile. */
 #define TE__FORWARD_FIELDS(T, O)                                                                                     \
     T(input) T(encoder_output) T(key) T(value) O(rotary) O(rotary_key) O(attention) O(cross) O(m_splits)             \
     T(m_splits_tensor) T(topk_weights) T(topk_indices) O(padded_m_splits) O(fp8_output) O(fp8_grad)                  \
@@ -178,8 +176,8 @@ static void te__call_tensors(te__module_call *c, te_tensor **list[TE__FORWARD_TE
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) list[n++] = &c->score_mod.aux[i];
 }
 
-/* Copies a call and the structs that its args point to. The copied args still point to the original structs;
- * te__call_point makes them point to the copies. */
+/* Copies a call and the structs that its args point to. te__call_point then makes the copied args point to the
+ * copies. */
 static void te__call_take(te__module_call *c, const te_forward_args *args) {
     c->args = *args;
     if (args->rotary) c->rotary = *args->rotary;

@@ -1,8 +1,8 @@
 /* modules/graphed.c: modules whose forward and backward passes are two captured graphs. This file may use modules,
  * graphs and the tape. It must not depend on what any class computes. */
 
-/* A graphed module: its two graphs, and the static tensors that both graphs read and write. Each tape node that
- * a run of the graphs records holds a reference to this struct. */
+/* A graphed module: its two graphs, and the static tensors that the graphs read and write. Each tape node of a launch
+ * holds a reference. */
 struct te__graphed {
     te_ctx *te;
     int refs;

@@ -24,8 +24,8 @@ typedef struct te__attribute {
     void (*destroy)(void *value);
 } te__attribute;
 
-/* A record of a child module that was destroyed although the class of the parent needs it. The parent keeps the record.
- * The record is allocated together with the child, so that destroying the child needs no memory. */
+/* A record of a destroyed child that the class of the parent needs. Allocated together with the child, so that
+ * destroying the child needs no memory. */
 typedef struct te__gone {
     struct te__gone *next;
     int64_t place; /* the position of the child among its parent's children */
@@ -63,8 +63,8 @@ struct te_module {
     bool awaits_group; /* the parameters have no memory until te_set_tensor_parallel_group, because this rank's shards
                         * are not known before */
     te__parallel parallel; /* the ranks that share the module's work */
-    unsigned met;          /* one bit for each GEMM of the module; set after the ranks have checked that they agree on
-                            * the shapes, dtypes and recipe of that GEMM */
+    unsigned met;          /* one bit for each GEMM; set after the ranks have checked that they agree on shapes, dtypes
+                            * and recipe */
     struct te__graphed *graphed; /* see modules/graphed.c; or NULL */
     te_recipe *recipe;  /* set by te_module_set_recipe; NULL: the autocast region has the recipe */
     bool recipe_off;
@@ -170,8 +170,8 @@ static te__gone *te__gone_take(te_module *m, const char *name) {
     te__modules_of(m->te)->num_gone--;
     return x;
 }
-/* Removes m from the children of its parent. If the parent's forward calls m (m->mark is set), the mark moves to the
- * parent's list `gone`, the list of the removed children that the parent's forward still calls. */
+/* Removes m from the children of its parent. If the class of the parent needs m, the record m->mark moves to
+ * parent->gone. */
 static void te__module_leave(te_module *m) {
     te_module *parent = m->parent;
     int i = 0;
@@ -202,8 +202,7 @@ static bool te__module_is_whole(void *user, te_module *m) {
     memcpy(te->module_path, before, sizeof(before));
     return false;
 }
-/* Checks that each module of the tree m still has the children that its forward calls. All functions that run, save
- * or change a whole tree call this first, so classes need no check of their own. */
+/* Checks that each module of the tree m still has the children that its forward calls. */
 static te_result te__tree_whole(te_module *m) {
     return te__modules_of(m->te)->num_gone == 0 || te_module_visit(m, te__module_is_whole, NULL) ? TE_OK : TE_ERR_STATE;
 }
@@ -278,7 +277,7 @@ TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size)
     return te__join_names(chain, n, buffer, size);
 }
 /* Writes the path of a module that is being created. The path begins at the module whose create function the program
- * has called; that module has no parent yet. */
+ * has called. */
 static const char *te__making_path(const te_module *m, char *buffer, size_t size) {
     const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;
@@ -349,8 +348,8 @@ static bool te__module_need(te_module *child) {
     if (!child->mark) child->mark = te__gone_create(child->te, child->name);
     return child->mark != NULL;
 }
-/* Destroys the child `name` of m, because the class of m no longer runs this child. If the program has already
- * destroyed the child, removes the child's record (te__gone). */
+/* Destroys the child `name`, which the class of m no longer runs. If the child was destroyed before, removes the record
+ * of the child. */
 static void te__module_drop(te_module *m, const char *name) {
     te_module *child = te_module_find(m, name);
     te__gone_free(m->te, te__gone_take(m, name));
@@ -528,8 +527,8 @@ TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user) 
     return !m || (te__has_visitor(m, visit != NULL, "te_module_visit") && te__visit_modules(m, visit, user));
 }
 
-/* Maximum bytes of a path in a walk over a tree. Paths begin at the module where the walk began. In the functions
- * below, `path` holds the path of m and has `used` characters. Each function restores `path` before it returns. */
+/* Maximum bytes of a path in a walk. Paths begin at the module where the walk began. Each function below restores
+ * `path` before it returns. */
 enum { TE__TREE_PATH = 512 };
 static void te__path_append(char *path, size_t used, const char *name) {
     snprintf(path + used, TE__TREE_PATH - used, "%s%s", used ? "." : "", name);

@@ -1,6 +1,5 @@
-/* modules/options.c: checks for options that the API has, but that a module does not support yet. Each group of options
- * has a table of the unsupported fields, and te__options_ok refuses a field that is set. This file must not depend on
- * what any option does. */
+/* modules/options.c: refuses options that the API has, but that a module does not support yet. Each group of options
+ * has a table of unsupported fields. This file must not depend on what any option does. */
 
 typedef struct te__option_group {
     const char *name; /* name of the struct member that holds the group, with a dot at the end */
@@ -15,8 +14,8 @@ typedef struct te__option_group {
         TE__LATER(max_seqlen_kv), TE__LATER(bottom_right_diagonal), TE__LATER(core_attention_bias_type), \
         TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(score_mod)
 #define TE__TYPE te_attn_call
-/* The fields of te_attn_call that SDPA does not read. The first one in TE__LATER_OF_BOTH must be attention_mask: a
- * class of attention that reads attention_mask checks only the fields after it. */
+/* The fields of te_attn_call that SDPA does not read. attention_mask must come first: a class that reads attention_mask
+ * checks only the fields after it. */
 static const te__field te__sdpa_call_later[] = {
     TE__LATER_OF_BOTH,           TE__LATER(attention_mask_q), TE__LATER(pad_between_seqs),
     TE__LATER(inference_params), TE__LATER(qkv_layer),        TE__LATER(kv_layer),

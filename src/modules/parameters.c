@@ -1,11 +1,11 @@
-/* modules/parameters.c: allocates and initializes the parameters of modules. Parameters may be whole, sharded or stored
- * quantized. This file may use modules. It must not depend on what any class computes. */
+/* modules/parameters.c: allocates and initializes the parameters of modules, whole, sharded or quantized. This file may
+ * use modules. It must not depend on what any class computes. */
 
 /* A forward function looks up its parameters in each call, because te_module_add_parameter may have replaced one, for
  * example to tie weights. */
 
-/* Sets m->rng_tracker to the random state called `name`, or to NULL if `name` is NULL. Returns false with an error
- * recorded if there is no such random state. */
+/* Sets m->rng_tracker to the random state `name`, or to NULL if `name` is NULL. Fails if there is no such random
+ * state. */
 static bool te__rng_open(te_module *m, const char *name) {
     const te__rng_tracker *t = name ? te__rng_tracker_find(m->te, name, m->cls->name) : NULL;
     m->rng_tracker = t ? t->name : NULL;
@@ -43,8 +43,8 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
     return te_op_random(x->te, &args);
 }
 
-/* The division of a weight among ranks. Each rank has an equal part of the rows or of the columns. The rows may form up
- * to three blocks (queries, keys, values); then each rank has a part of each block. */
+/* The division of a weight among ranks. Each rank has an equal part of the columns, or of the rows of each block
+ * (queries, keys, values). */
 typedef struct te__sharding {
     int num_blocks;   /* 0: one block */
     int64_t block[3]; /* rows of each block in the whole weight */
@@ -65,8 +65,8 @@ static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parall
     }
     return result;
 }
-/* Initializes a weight. If ranks share the weight, each rank draws the whole weight and keeps its shard. So the values
- * do not depend on the number of ranks, and the random states of all ranks stay equal. */
+/* Initializes a weight. Each rank draws the whole weight, so that the values do not depend on the number of ranks and
+ * all random states stay equal. */
 static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init, te_parallel_mode mode,
                                  const te__sharding *sharding) {
     te__parallel p = m->parallel;
@@ -117,8 +117,8 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
     const int64_t shape[2] = {rows, cols};
     te__add_shaped(m, name, dtype ? dtype : TE_BF16, cols ? 2 : 1, shape);
 }
-/* Sets the device of the parameters that are added after this call. If ranks share the weights and their group is not
- * known yet, the parameters get memory only when te_set_tensor_parallel_group sets the group. */
+/* Sets the device of the parameters that are added later. If their group of ranks is not known yet,
+ * te_set_tensor_parallel_group gives them memory. */
 static void te__params_on(te_module *m, te_params_device device) {
     m->awaits_group = device == TE_PARAMS_DEFAULT && m->parallel.size > 1 && !m->parallel.group;
     m->meta = device == TE_PARAMS_META || m->awaits_group;
@@ -191,9 +191,8 @@ static te_module *te__module_built(te_module *m) {
     return NULL;
 }
 
-/* Returns the number of entries of m (parameters and buffers), from entry `first` on, that share one block of memory.
- * Sets *bytes to the size of the block. Entries share a block only if their field `stacked` is true and they have the
- * same dtype and number of dimensions. Any other entry gets a block of its own. */
+/* Returns how many entries of m, from `first` on, share one block of memory. Sets *bytes to the size of the block. Only
+ * `stacked` entries with the same dtype and number of dimensions share a block. */
 static int te__stack_of(const te_module *m, int first, size_t *bytes) {
     const te_tensor *x = m->entries[first].tensor;
     int i;
@@ -277,8 +276,7 @@ static te_result te__group_joined(te_module *m) {
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_joined(m->children[i]);
     return result;
 }
-/* Sets `group` in each tensor-parallel module of the tree whose root is m. If `check` is true, sets nothing and checks
- * that each of these modules has as many ranks as `group`. */
+/* Sets `group` in each tensor-parallel module of the tree m. If `check` is true, only checks the number of ranks. */
 static te_result te__group_set(te_module *m, te_group *group, bool check) {
     te_result result = TE_OK;
     char path[256];
@@ -310,8 +308,8 @@ TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on) {
     return x;
 }
 
-/* Checks the options `o`. Copies them to m->parallel unless `mode` is TE_PARALLEL_NONE or there is only one rank.
- * Returns false with an error recorded if an option is invalid. */
+/* Checks `o`. Copies the options to m->parallel, unless there is one rank or `mode` is TE_PARALLEL_NONE. Returns false
+ * if an option is invalid. */
 static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
     te__parallel *p = &m->parallel;
     te_ctx *te = m->te;
@@ -535,8 +533,8 @@ static te_result te__product_reset(te_module *m, const te__product_params *p, co
     return result;
 }
 
-/* Marks the biases of a row-parallel GEMM as sequence parallel if m uses sequence parallelism. Each rank then adds the
- * bias to its own part of the tokens, so the ranks must sum the gradients of the bias. */
+/* Marks the biases of a row-parallel GEMM if m uses sequence parallelism. Each rank then adds the bias to its own
+ * tokens, so the bias gradients must be summed over the ranks. */
 static void te__product_tag_bias(te_module *m, const te__product_params *p) {
     int i;
     for (i = 0; m->parallel.sequence && p->biases >= 0 && i < p->count && p->biases + i < m->num_entries; i++)

@@ -1,6 +1,6 @@
-/* modules/recompute.c: activation checkpointing. The forward pass runs a function without recording its operations, and
- * records one node for the whole function. When te_backward reaches this node, it runs the function again with
- * recording. This file may use the tape and te__snapshot. It must not depend on what the function computes. */
+/* modules/recompute.c: activation checkpointing. One node records a whole function, and te_backward runs the function
+ * again with recording. This file may use the tape and te__snapshot. It must not depend on what the function
+ * computes. */
 
 typedef struct te__checkpoint_state {
     te_checkpoint_fn fn;
@@ -34,8 +34,8 @@ static te__regions te__regions_now(const te_ctx *te) {
     r.autocast = te__quant_of(te)->num_autocast;
     return r;
 }
-/* Restores the numbers of open regions (te_scope, te_autocast, te_no_grad) to those in *r. Returns the name of a kind
- * of region whose number was different, or NULL. It cannot bring back the tensors of a scope that ended too early. */
+/* Restores the numbers of open regions to those in *r. Returns the name of a kind of region that differed, or NULL.
+ * Tensors of a scope that ended too early stay lost. */
 static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     const char *what = te->num_scopes != r->scopes       ? "te_scope"
                        : te__quant_of(te)->num_autocast != r->autocast ? "te_autocast"
@@ -50,8 +50,8 @@ static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     return what;
 }
 
-/* Runs the function. Fails if an output is missing, or if the function leaves a region (such as te_scope) open or ends
- * a region that it did not begin. */
+/* Runs the function. Fails if an output is missing, or if the function begins and ends regions (such as te_scope)
+ * unequally often. */
 static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *inputs,
                                      te_tensor **outputs) {
     const te__regions regions = te__regions_now(te);
@@ -94,9 +94,8 @@ static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, 
     return TE_OK;
 }
 
-/* Runs the checkpointed function again on copies of the inputs, and then runs the backward pass. If an input already
- * has a gradient, this gradient is moved to the copy before the backward pass, and moved back afterwards. This keeps
- * the order in which gradients are summed the same as without a checkpoint. */
+/* Runs the function again on copies of the inputs, then the backward pass. Existing gradients of inputs move to the
+ * copies and back, which keeps the order of summation as without a checkpoint. */
 static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                          te_tensor **dx, const bool *needs) {
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;
@@ -166,8 +165,8 @@ static bool te__checkpoint_made(const te_ctx *te, te_tensor *const *outputs, int
     return k >= first;
 }
 
-/* Runs d->fn without recording, then records one node for it. If d->fn runs the forward pass of a module, `m` is this
- * module, and d->fn sets *num_outputs. Otherwise `m` is NULL. */
+/* Runs d->fn without recording, then records one node. If d->fn runs the forward of a module, `m` is this module, and
+ * d->fn sets *num_outputs. */
 static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_module *m, const int *num_outputs) {
     te__checkpoint_state s = TE_ZERO;
     te_node_desc node = TE_ZERO;

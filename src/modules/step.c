@@ -1,6 +1,5 @@
-/* modules/step.c: settings that say whether the current microbatch is the first and whether an optimizer step follows
- * it, and the step hooks of modules. This file may use the module tree. It must not depend on how gradients are
- * exchanged. */
+/* modules/step.c: whether the current microbatch is the first, whether an optimizer step follows, and the step hooks of
+ * modules. This file may use the module tree. It must not depend on how gradients are exchanged. */
 
 TE_API void te_step_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
     if (!te) return;

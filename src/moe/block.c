@@ -1,10 +1,11 @@
-/* moe/block.c: the MoE block of a published language model. It is an MoE in which each expert is a module of its own.
- * This file may use Linear, GroupedLinear and MoE. It must not depend on models or on files on disk.
+/* moe/block.c: the MoE block of a published language model, in which each expert is a module. This file may use Linear,
+ * GroupedLinear and MoE. It must not depend on models or on files on disk.
  *
- * Expert number E is the module experts.E. Its Linears GATE, UP and DOWN own the weights. GATE, UP and DOWN stand for
- * the names that the model's files use. `experts` has three more children, the GroupedLinears GATE, UP and DOWN. They
- * borrow the weights of all experts and multiply the rows of all experts at once. The number of rows of each expert
- * stays on the device, so the host does not wait for the router. */
+ * Expert E is the module experts.E. Its Linears GATE, UP and DOWN own the weights; the real names are those in the
+ * model's files.
+ * `experts` also has the children GATE, UP and DOWN, which are GroupedLinears. These borrow the weights and multiply
+ * the rows of all experts at once. The numbers of rows stay on the device, so the host does not wait for the
+ * router. */
 
 /* Arguments of te__moe_block_create. Zero-initialised. */
 typedef struct te__moe_block {
@@ -23,9 +24,8 @@ static te_tensor *te__block_parameter(te_module *m, const char *kind, int i) {
     return te_module_parameter(te_module_find(te__block_expert(te_module_parent(m), i), m->name), kind);
 }
 
-/* Allocates one buffer for each of the three projections. The buffer has the weights of all experts one after the
- * other, so that a grouped GEMM reads them without a copy. Skips weights that are stored quantized, because each has
- * memory of its own. */
+/* Allocates one buffer for each of the three projections, with the weights of all experts in order. So a grouped GEMM
+ * reads them without a copy. Skips weights that are stored quantized. */
 static te_result te__block_experts_reset(te_module *m) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_result result = TE_OK;
@@ -53,8 +53,8 @@ static const te_module_class te__block_experts_class = {"LinearExperts", sizeof(
 
 /* ---- making ---- */
 
-/* Adds a module to `parent`. If `grouped` is false, it is a Linear with meta parameters, which te__block_experts_reset
- * allocates. If `grouped` is true, it is a GroupedLinear that borrows the weights of all experts. */
+/* Adds a module to `parent`: a GroupedLinear that borrows the weights of all experts, or a Linear with meta parameters,
+ * which te__block_experts_reset allocates. */
 static void te__block_linear(te_module *parent, const te__moe_block *b, const char *name, int64_t in, int64_t out,
                              bool grouped) {
     te_linear_desc l = TE_ZERO;

@@ -1,9 +1,9 @@
-/* moe/dispatch.c: the two dispatchers. They send tokens to the ranks that have the chosen experts, and send the results
- * back. One gathers all tokens on all ranks, the other exchanges rows between ranks. This file may use groups of ranks
- * and the permutation of tokens. It must not depend on what experts compute. */
+/* moe/dispatch.c: two dispatchers, which send tokens to the ranks of their experts and the results back. One gathers
+ * all tokens, the other exchanges rows. This file may use groups of ranks and the permutation of tokens. It must not
+ * depend on what experts compute. */
 
-/* State of one dispatch. Both dispatchers make a copy of each token for each of its experts, and sort the copies by
- * expert. `map` has the row of each copy after the sort. */
+/* State of one dispatch. Each token is copied for each of its experts. `map` has the row of each copy after sorting by
+ * expert. */
 typedef struct te__dispatch {
     te_group *group;
     int ranks, local;    /* ranks that share the experts; experts on each rank */
@@ -17,11 +17,9 @@ typedef struct te__dispatch {
     int64_t longest;     /* largest number of tokens of any rank; each rank has this many rows in the gathered tensor */
     int64_t *send, *recv; /* for the exchange: numbers of rows sent to each rank and received from each rank */
     int64_t *chunks;     /* [ranks, local]: number of rows received from each rank for each local expert */
-    te_tensor *chunk_sizes, *back_sizes, *back_order; /* on the device. A chunk is the rows from one rank for one local
-                                                       * expert. chunk_sizes has the sizes of the chunks ordered by
-                                                       * rank, back_sizes has them ordered by expert. back_order is
-                                                       * the permutation from the order by expert to the order by
-                                                       * rank. */
+    te_tensor *chunk_sizes, *back_sizes, *back_order; /* chunks (rows from one rank for one local expert), on the
+                                                       * device: sizes ordered by rank, sizes ordered by expert,
+                                                       * permutation from the second order to the first */
     int64_t *host;       /* one allocation for `send`, `recv`, `chunks` and rows.host */
     size_t bytes;        /* size of `host` */
 } te__dispatch;
@@ -53,7 +51,7 @@ static te_result te__gather_tokens_backward(te_ctx *te, const void *state, te_te
     return dx[0] ? TE_OK : te_error_code(te);
 }
 /* Gathers the tokens x [T, N] of all ranks into [ranks * d->longest, N]. Row r * d->longest is the first row of rank r.
- * The backward pass sums the gradients over the ranks. After an error all ranks get NULL. */
+ * After an error all ranks get NULL. */
 static te_tensor *te__gather_tokens(const te__dispatch *d, te_tensor *x) {
     te_tensor *y = te__gather(d->group, te__padded_tokens(x, d->longest, 0.0));
     if (!y) return NULL;
@@ -68,8 +66,8 @@ static te_result te__sum_tokens_backward(te_ctx *te, const void *state, te_tenso
     dx[0] = te__gather(d->group, te__padded_tokens(te_tensor_contiguous(dy[0]), d->longest, 0.0));
     return dx[0] ? TE_OK : te_error_code(te);
 }
-/* Sums y [ranks * d->longest, N] over the ranks and returns the rows of this rank's tokens. y is NULL if this rank
- * failed to compute it. Then the rank still joins the collective, so that all ranks get an error. */
+/* Sums y [ranks * d->longest, N] over the ranks and returns the rows of this rank's tokens. If this rank has failed, y
+ * is NULL, and all ranks get an error. */
 static te_tensor *te__sum_tokens(const te__dispatch *d, te_tensor *y) {
     te_tensor *sum = te__summed(d->group, y),
               *own = sum ? te__rows_of(sum, te__group_rank(d->group) * d->longest, d->tokens) : NULL;
@@ -159,8 +157,8 @@ static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
     return y;
 }
 
-/* Fills *r with the rows of all experts. All experts must be on this rank. `choice` is the routing map u8 [tokens,
- * experts]. The number of rows of each expert stays on the device. If `weighted` is true, also fills r->probs. */
+/* Fills *r with the rows of all experts, which must be on this rank. `choice` is the routing map u8 [tokens, experts].
+ * Fills r->probs only if `weighted` is true. */
 static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choice, bool weighted, te__expert_rows *r) {
     if (d->copies > INT32_MAX)
         return te__fail(x->te, TE_ERR_SHAPE,
@@ -172,9 +170,8 @@ static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choic
                   : NULL;
     return r->x ? TE_OK : te_error_code(x->te);
 }
-/* Fills *r with the rows of this rank's experts, taken from the tokens of all ranks. The dispatcher "torch" uses this
- * function. If `on_host` is true, waits for the device and copies the number of rows of each expert to the host; then
- * r->x has no rows after those of the last expert. If `ids` is true, also fills r->ids. */
+/* Fills *r from the tokens of all ranks, for the dispatcher "torch". If `on_host` is true, waits for the device and
+ * fills r->host. Otherwise r->x may have unused rows at the end. */
 static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool on_host,
                                    bool ids, te__expert_rows *r) {
     te_ctx *te = x->te;
@@ -204,8 +201,8 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
     return te__refuse(d->group, TE__ALL_REDUCE,
                       te_error_code(te)); /* others wait in the all-reduce */
 }
-/* Sums the copies of each token in y, the experts' output. Returns the sums [T, dim] of this rank's tokens, in y's
- * dtype. y is NULL if this rank failed; then the rank still joins the collective. */
+/* Sums the copies of each token in y, the experts' output, into [T, dim]. If this rank has failed, y is NULL; the rank
+ * still joins the collective. */
 static te_tensor *te__gathered_back(const te__dispatch *d, te_tensor *y, bool weighted) {
     te_dtype dtype = y ? y->dtype : TE_F32;
     if (d->ranks == 1) return te__sum_copies(d, y, weighted);
@@ -226,8 +223,8 @@ static int64_t *te__exchange_counts(const te__exchange_state *s) {
     return (int64_t *)(void *)((char *)(uintptr_t)s + sizeof(te__exchange_state));
 }
 
-/* Sends send[r] rows of x to each rank r. Returns the received rows, recv[r] of them from each rank r. x is NULL if
- * this rank failed; then all ranks get an error. */
+/* Sends send[r] rows of x to each rank r and receives recv[r] rows. If this rank has failed, x is NULL, and all ranks
+ * get an error. */
 static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dtype, int64_t cols, const int64_t *send,
                                      const int64_t *recv) {
     te_tensor *y = x ? te__empty_2d(group->te, dtype, te__count_all(recv, te__group_size(group)), cols) : NULL;
@@ -237,8 +234,7 @@ static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dty
     }
     return te__checked(y, te__lines_exchanged(group, x, send, y, recv));
 }
-/* Returns the gradient g as a matrix; zeros if g is NULL. A rank without a gradient needs the zeros, because each rank
- * must take part in each exchange. */
+/* Returns the gradient g as a matrix, or zeros if g is NULL: each rank must take part in each exchange. */
 static te_tensor *te__given_or_zeros(te_ctx *te, te_tensor *g, te_dtype dtype, int64_t rows, int64_t cols) {
     g = g ? te_tensor_contiguous(g) : te__zeros_2d(te, dtype, rows, cols);
     return g ? te__alias_2d(g, 0, dtype, rows, cols) : NULL;
@@ -256,9 +252,8 @@ static te_result te__exchange_backward(te_ctx *te, const void *state, te_tensor 
     if (dx[1]) dx[1] = te__alias_1d(dx[1], 0, TE_F32, te__numel(dx[1]));
     return dx[1] ? TE_OK : te_error_code(te);
 }
-/* Exchanges the rows x [S, N] between the ranks. If `probs` f32 [S] (the router weights of the rows) is not NULL, it is
- * exchanged too. Records both exchanges on the tape. Returns the received rows, and sets *got to their router
- * weights. */
+/* Exchanges the rows x [S, N] and, if given, their router weights `probs` f32 [S]. Records this on the tape. *got gets
+ * the received weights. */
 static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dtype, int64_t cols, te_tensor *probs,
                                const int64_t *send, const int64_t *recv, te_tensor **got) {
     te_ctx *te = d->group->te;
@@ -280,8 +275,7 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
         memcpy(te__exchange_counts(s) + d->ranks, recv, (size_t)d->ranks * sizeof(int64_t));
         recorded = te__record_two("exchange", y, p, te__exchange_backward, s, bytes, in, probs ? 2 : 1, NULL, 0);
     }
-    /* If the exchanges of rows and of router weights succeeded, but this rank failed afterwards, it skips the next
-     * exchange. te__refuse informs the other ranks, so that they do not wait in that exchange. */
+    /* This rank failed after both exchanges, so it skips the next one. te__refuse informs the ranks that wait there. */
     if (met && !recorded) te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
     te__free(te, s);
     if (got) *got = recorded ? p : NULL;
@@ -289,7 +283,7 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
 }
 
 /* Sets d->send, d->recv, d->chunks and d->chunk_sizes. `counts` i64 [E] has the number of rows that this rank sends to
- * each of the E experts of all ranks. Waits for the device. */
+ * each expert. Waits for the device. */
 static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     const int experts = d->ranks * d->local;
     te_tensor *recv = counts ? te__empty_like(counts, TE_I64) : NULL;
@@ -305,9 +299,8 @@ static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     d->chunk_sizes = recv;
     return TE_OK;
 }
-/* Returns the permutation that sorts the received chunks by expert. Sets d->back_order to the inverse permutation, and
- * d->back_sizes to the sizes of the sorted chunks. Adds the number of rows of each local expert e to r->host[e]. The
- * chunk from rank k for local expert e has the index k * d->local + e before the sort. */
+/* Returns the permutation that sorts the received chunks by expert. Sets d->back_order to the inverse, and
+ * d->back_sizes to the sorted sizes. Before the sort, chunk k * d->local + e is from rank k for local expert e. */
 static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     te_ctx *te = d->group->te;
     const int experts = d->ranks * d->local;
@@ -349,8 +342,8 @@ static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *in
     if (r->sizes && ids) r->ids = te__ids_of_sizes(te, r->host, d->local);
     return r->sizes && (!ids || r->ids) ? TE_OK : te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
 }
-/* Sums the copies of each token in y, the experts' output. Returns the sums [T, cols] of this rank's tokens, in
- * `dtype`. y is NULL if this rank failed; then the rank still joins the exchange. */
+/* Sums the copies of each token in y, the experts' output, into [T, cols]. If this rank has failed, y is NULL; the rank
+ * still joins the exchange. */
 static te_tensor *te__exchanged_back(const te__dispatch *d, te_tensor *y, te_dtype dtype, int64_t cols) {
     y = te_moe_sort_chunks_by_index(y, d->back_sizes, d->back_order);
     return te__sum_copies(d, te__exchange(d, y, dtype, cols, NULL, d->recv, d->send, NULL), false);

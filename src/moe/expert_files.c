@@ -1,6 +1,5 @@
 /* moe/expert_files.c: loads and saves the weights of this rank's experts in files with the tensor names of Hugging
- * Face. This file may use the layouts of the files and of the parameters. It must not depend on what experts
- * compute. */
+ * Face. This file must not depend on what experts compute. */
 
 TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, int *first, int *count) {
     if (!te || !first || !count)

@@ -1,5 +1,5 @@
-/* moe/experts.c: computations on rows that are sorted by expert: GEMMs with the weights of all experts, biases
- * multiplied by router weights, and activations. This file must not depend on how rows were routed. */
+/* moe/experts.c: computations on rows that are sorted by expert: GEMMs, biases multiplied by router weights, and
+ * activations. This file must not depend on how rows were routed. */
 
 /* The implementation of the GEMMs of all experts. */
 typedef enum te__expert_way {
@@ -49,8 +49,8 @@ static te_result te__mm_group(te_ctx *te, te_tensor *a, bool a_transposed, te_te
     return a && b && d ? te__product(te, a, a_transposed, b, b_transposed, &g) : te_error_code(te);
 }
 
-/* Computes d = a w[g] + bias[g] for the rows of each group g. w[g] is [k, n], or [n, k] if `transposed` is true. The
- * caller has filled d with zeros. The rows of d after the last group stay 0. */
+/* Computes d = a w[g] + bias[g] for the rows of each group g. w[g] is [k, n] or, if `transposed`, [n, k]. The caller
+ * has zeroed d. */
 static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, te_tensor *w, bool transposed,
                              te_tensor *bias, te_tensor *sizes, te_tensor *d) {
     int64_t size = te__cols(a) * te__cols(d) * te__dtype_size(w->dtype), at = 0;
@@ -78,8 +78,7 @@ static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, t
     }
     return result;
 }
-/* Computes the weight gradient d[g] = x^T dy for each of the n groups g, over the rows of group g. d is [n * in, out].
- * The gradient of an empty group is 0. */
+/* Computes the weight gradient d[g] = x^T dy over the rows of each group g. d is [n * in, out]. Empty groups give 0. */
 static te_result te__mm_weights(te_ctx *te, const te__expert_mm *s, te_tensor *x, te_tensor *dy, te_tensor *sizes,
                                 te_tensor *d) {
     int64_t at = 0;
@@ -133,8 +132,8 @@ static te_result te__expert_mm_backward(te_ctx *te, const void *state, te_tensor
     }
     return result;
 }
-/* Computes x[i] w[g] + bias[g] for each row i of x [R, in], where g is the group of row i. w is [n, in, out]; bias is
- * [n, out] or NULL. Returns [R, out]. Differentiable in x, w and bias. */
+/* Returns x[i] w[g] + bias[g] for each row i of x [R, in], as [R, out]; g is the group of row i. w is [n, in, out],
+ * bias [n, out] or NULL. Differentiable. */
 static te_tensor *te__expert_product(const te__expert_rows *r, te__expert_way way, te_tensor *x, te_tensor *w,
                                      te_tensor *bias) {
     te_ctx *te = x->te;
@@ -202,8 +201,7 @@ static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_te
     }
     return result;
 }
-/* Adds a bias to each row i of y: the bias of the row's expert, multiplied by r->probs[i]. The unpermute kernel gathers
- * the biases, with r->ids as row_id_map and r->probs as weights. */
+/* Adds the bias of the row's expert, times r->probs[i], to each row i of y. The unpermute kernel gathers the biases. */
 static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_tensor *bias) {
     te_op_moe_unpermute_args rows = TE_ZERO;
     te_tensor *z;
@@ -258,9 +256,8 @@ static te_activation te__expert_function(te_expert_activation activation, const 
     return clamped ? TE_CLAMPED_SWIGLU : row->activation;
 }
 
-/* Returns TE__EXPERTS_MXFP8 if both dimensions of an expert's weights are multiples of 32. Otherwise logs a warning and
- * returns TE__EXPERTS_GROUPED, because an MXFP8 block of 32 numbers could contain weights of two experts. Logs each
- * message once in a context. */
+/* Returns TE__EXPERTS_MXFP8 if both dimensions of an expert's weights are multiples of 32. Otherwise returns
+ * TE__EXPERTS_GROUPED: an MXFP8 block could contain weights of two experts. */
 static te__expert_way te__mxfp8_way(te_ctx *te, const te_moe_config *c) {
     if (te__expert_dim(c) % 32 == 0 && c->moe_inter_dim % 32 == 0) {
         if (!te__moe_of(te)->told_mxfp8)

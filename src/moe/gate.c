@@ -1,5 +1,5 @@
 /* moe/gate.c: two gates of a mixture of experts. Gate has an auxiliary loss and a load-balancing bias. FakeBalancedGate
- * has neither. This file may use the router's operations. It must not depend on experts. */
+ * has neither. This file must not depend on experts. */
 
 typedef struct te__moe_state {
     float moe_aux_loss_scale;          /* set by te_set_moe_aux_loss_scale; 0 means 1 */
@@ -122,8 +122,8 @@ static te_op_moe_router_fwd_args te__gate_router(const te_moe_config *c, te_tens
     }
     return y;
 }
-/* Chooses experts. Returns the router weights in `dtype`, and sets *indices to the choice: i32 [T, K], or a routing map
- * u8 [T, E] if s->maps is true. */
+/* Chooses experts. Returns the router weights in `dtype`. Sets *indices to i32 [T, K] or, if s->maps is true, to a
+ * routing map u8 [T, E]. */
 static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args router,
                                   te_dtype dtype, te_tensor **indices) {
     te_tensor *y = te__empty_2d(logits->te, dtype, te__rows(logits), s->maps ? te__cols(logits) : router.topk);
@@ -142,9 +142,8 @@ static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, t
 
 /* ---- load and auxiliary loss ---- */
 
-/* Converts the expert ids in `indices` to local ids, i32 in the same shape. The local id is the expert id minus
- * `first`. It is -1 if the expert is not one of the `count` local experts, or if the token is padding. Sets *sizes to
- * the number of ids of each local expert, [count] in `dtype`. */
+/* Converts the expert ids in `indices` to local ids, i32: the expert id minus `first`. Experts of other ranks and
+ * padding get -1. Sets *sizes to the number of ids of each local expert, [count] in `dtype`. */
 static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t first, int64_t count, te_dtype dtype,
                                 te_tensor **sizes) {
     te_op_moe_local_ids_args args = TE_ZERO;
@@ -173,9 +172,8 @@ static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
     return y ? te__record_same("sum_of_ranks", x, y) : NULL;
 }
 
-/* Returns the auxiliary loss L that api/experts.h defines. L has the factor 1 / N^2, where N is the number of tokens. N
- * is known only on the device. So this function divides the loads by N twice, and calls te_fused_moe_aux_loss with
- * total_num_tokens 1. Sets *met to true once the collectives between ranks have begun. */
+/* Returns the auxiliary loss that api/experts.h defines. Its factor 1 / N^2 needs the number of tokens N, which only
+ * the device knows. So the loads are divided by N twice. Sets *met once the collectives have begun. */
 static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args all,
                                     te_tensor *load, te_tensor *padding, bool *met) {
     te_ctx *te = logits->te;
@@ -373,8 +371,8 @@ TE_API te_tensor *te_gate_expert_load(te_module *m) {
     return s && s->load && te_tensor_version(s->load) != s->load_cleared ? s->load : NULL;
 }
 
-/* Updates `bias`, the e_score_correction_bias. Adds gate_bias_update_factor for each expert with less than the mean
- * load, and subtracts it for each with more. `load` [E] has the loads. `host` [E] is scratch memory for the bias. */
+/* Moves `bias`, the e_score_correction_bias, by gate_bias_update_factor: up if the expert's load is below the mean,
+ * down if above. `host` [E] is scratch memory. */
 static te_result te__gate_balance(te_module *m, te_tensor *bias, float *host, float *load) {
     te__gate_module *s = (te__gate_module *)m->state;
     const int n = s->config.n_routed_experts;
@@ -386,9 +384,8 @@ static te_result te__gate_balance(te_module *m, te_tensor *bias, float *host, fl
     if (bias->dtype != TE_F32 && s->master && s->master_of == te_tensor_version(bias))
         memcpy(host, s->master, (size_t)n * sizeof(float));
     else
-        result = te_tensor_to_f32(bias, host); /* Reads the bias from its buffer and not from `master`, because the
-                                                * buffer is f32, this is the first update, or the program has changed
-                                                * the buffer. */
+        result = te_tensor_to_f32(bias, host); /* The buffer is f32, or this is the first update, or the program has
+                                                * changed the buffer. */
     if (result == TE_OK && bias->dtype != TE_F32 && !s->master) {
         s->master = (float *)te__alloc_zero(m->te, (size_t)n * sizeof(float));
         if (!s->master) return TE_ERR_OUT_OF_MEMORY;
@@ -466,8 +463,8 @@ static uint32_t te__draw_word(te__draws *d) {
     return d->word[d->count++ % 4];
 }
 
-/* Fills `weights` and `indices`, both [tokens, K]. Without noise, experts are chosen round robin, with weights
- * 1 / K. With noise, both are random and depend on `seed`. */
+/* Fills `weights` and `indices`, both [tokens, K]. Without noise: experts round robin, weights 1 / K. With noise:
+ * random by `seed`. */
 static te_result te__fake_choice(const te__fake_gate *s, uint64_t seed, int64_t tokens, float *weights,
                                  int32_t *indices) {
     const int topk = s->config.n_activated_experts, experts = s->config.n_routed_experts - s->skip;

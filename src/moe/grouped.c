@@ -1,13 +1,12 @@
-/* moe/grouped.c: GEMMs of groups of rows, with the group sizes on the host or on the device. This file may use the GEMM
- * of Linear and the state of GroupedLinear. It must not depend on GroupedLinear's parameters, or on how groups are
- * chosen.
+/* moe/grouped.c: GEMMs of groups of rows, with the group sizes on the host or on the device. This file must not depend
+ * on GroupedLinear's parameters, or on how groups are chosen.
  *
- * If the sizes are on the host and a quantization recipe is active, each group has a GEMM of its own, as in Linear.
- * Otherwise te_op_grouped_gemm multiplies all groups at once and reads all weights as one tensor. The weights are
- * allocated in one buffer. If the program has replaced some of them, all weights are copied to a new tensor. */
+ * With sizes on the host and a quantization recipe, each group has a GEMM of its own. Otherwise te_op_grouped_gemm
+ * multiplies all groups at once, and reads all weights as one tensor. Weights that the program has replaced need a
+ * copy. */
 
-/* A function that returns the weight (`kind` is "weight") or the bias (`kind` is "bias") of group i. The tensor is a
- * parameter of another module than m. */
+/* A function that returns the weight or the bias of group i (`kind` is "weight" or "bias"). The tensor is a parameter
+ * of another module than m. */
 typedef te_tensor *(*te__group_parameter_fn)(te_module *m, const char *kind, int i);
 
 typedef struct te__grouped_module {
@@ -161,8 +160,8 @@ static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
 
 /* ---- all groups at once ---- */
 
-/* Returns n matrices [rows, cols] as one matrix [n * rows, cols]. The result is an alias if the matrices are contiguous
- * in one buffer, otherwise a copy. */
+/* Returns n matrices [rows, cols] as one matrix [n * rows, cols]: an alias if the matrices are contiguous in one
+ * buffer, otherwise a copy. */
 static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
     int64_t rows = x[0]->ndim > 1 ? te__rows(x[0]) : 1, cols = te__cols(x[0]),
             bytes = rows * cols * te__dtype_size(x[0]->dtype);
@@ -180,13 +179,14 @@ static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
     return all;
 }
 
-/* The form in which te_op_grouped_gemm gets a quantized operand. CODES means codes and scales. EXACT means the products
- * of codes and block scales, which are exact in bf16. VALUES means decoded values, which are rounded. */
+/* The form of a quantized operand of te_op_grouped_gemm. CODES: codes and scales. EXACT: codes times block scales,
+ * exact in bf16. VALUES: decoded values, rounded. */
 typedef enum te__grouped_way { TE__GROUPED_CODES, TE__GROUPED_EXACT, TE__GROUPED_VALUES } te__grouped_way;
 
-/* Returns how a grouped GEMM can get the quantized operands a and w[0] to w[n - 1]. `a_which` and `w_which` (TE_ROWWISE
- * or TE_COLUMNWISE) select the copy of each operand that the GEMM reads. With block scales, CODES needs 1 x 128
- * blocks in the operand a. In w it needs 128 x 128 blocks if `along_k` is false, otherwise 1 x 128 blocks. */
+/* Returns how a grouped GEMM can get the operands a and w[0] to w[n - 1]. `a_which` and `w_which` select TE_ROWWISE or
+ * TE_COLUMNWISE copies.
+ * With block scales, CODES needs 1 x 128 blocks in a. In w it needs 128 x 128 blocks, or 1 x 128 blocks if `along_k` is
+ * true. */
 static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which,
                                           bool along_k) {
     te__grouped_way way = TE__GROUPED_CODES;
@@ -203,9 +203,8 @@ static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_te
     }
     return way;
 }
-/* Multiplies the codes of x by their block scales, and returns the products as bf16 [M, N]. `which` selects the
- * row-wise or the column-wise copy of x. Does not apply the factors that te__exact_scale computes, and does not
- * undo a Hadamard transform. Keeps padding between groups. */
+/* Returns the codes of x times their block scales, as bf16 [M, N]. Does not apply te__exact_scale or undo a Hadamard
+ * transform. Keeps padding between groups. */
 static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     const te__quant_copy *c = te__copy_of(x, which);
     te_tensor *y =
@@ -225,13 +224,13 @@ static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     }
     return own->cls->decode(y, own, which, TE_BF16);
 }
-/* Computes from `amax` the factors by which a GEMM multiplies an operand of kind TE__GROUPED_EXACT: one for each group,
- * or one for all. Returns NULL after an error, or if `amax` is NULL and no factor is needed. */
+/* Returns the factors for an operand of kind TE__GROUPED_EXACT: one for each group, or one for all. Returns NULL if
+ * `amax` is NULL. */
 static te_tensor *te__exact_scale(te_tensor *amax, const te__quant_copy *c) {
     return amax ? te__axpby(amax, NULL, te__gemm_nvfp4_factor(c->e4m3_max_256), 0.0f) : NULL;
 }
-/* Returns x as an operand of a grouped GEMM, converted as `way` says. If the GEMM needs scales, sets *scale and, with
- * TE__GROUPED_CODES, *scaling. */
+/* Returns x as an operand of a grouped GEMM, converted as `way` says. Sets *scale and *scaling if the GEMM needs
+ * them. */
 static te_tensor *te__grouped_operand(te_tensor *x, int which, te__grouped_way way, te_dtype dtype,
                                       const te_tensor **scale, te_scaling *scaling) {
     const te__quant_copy *c = way == TE__GROUPED_VALUES ? NULL : te__copy_of(x, which);
@@ -304,8 +303,8 @@ static te_tensor *te__every(const te_tensor *x, int first, int step, int n) {
     if (y) y->stride[0] = step;
     return y;
 }
-/* Changes *spec so that each group is quantized by itself, with its own scale and amax. Leaves *spec unchanged if the
- * program gives one scale for all groups, or if the quantizer's output is not in a format of te.h. */
+/* Changes *spec so that each group has its own scale and amax. Leaves *spec unchanged for one scale of all groups, and
+ * for quantizers with a format of their own. */
 static te_result te__spec_by_group(const te__quant_call *q, bool backward, int slot, te_tensor *sizes,
                                    te__quant_spec *spec) {
     const te__slots *slots = backward ? &q->scaling->backward : q->forward;
@@ -372,8 +371,8 @@ static void te__all_release(te_ctx *te, void *state) {
     te__scaling_release(((te__all_state *)state)->delays);
 }
 
-/* Operands of the GEMM that computes the gradients of all weights. The struct owns references to its tensors and vars
- * only if te_backward_dw computes the gradients later. The array te__var *vars[n] follows this struct in memory. */
+/* Operands of the GEMM that computes all weight gradients. The struct owns references only if te_backward_dw computes
+ * the gradients later. The array te__var *vars[n] follows in memory. */
 typedef struct te__all_wgrad {
     te_tensor *dy, *x, *sizes;
     int64_t out, in, rows;
@@ -386,8 +385,8 @@ static te__var **te__wgrad_vars(const te__all_wgrad *g) {
     return (te__var **)(void *)((char *)(uintptr_t)g + sizeof(te__all_wgrad));
 }
 
-/* Computes the weight gradients. If g->fused is true and weight i has a main_grad, adds gradient i to the main_grad, or
- * overwrites the main_grad if g->overwrite is true. Otherwise returns gradient i in dw[i]. */
+/* Computes the weight gradients. A fused gradient is added to the main_grad of weight i, or overwrites it. Any other
+ * gradient is returned in dw[i]. */
 static te_result te__all_wgrad_product(te_ctx *te, const te__all_wgrad *g, te_tensor **dw) {
     te__var **vars = te__wgrad_vars(g);
     te_dtype dtype = g->dtype;

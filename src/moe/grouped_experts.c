@@ -1,6 +1,5 @@
 /* moe/grouped_experts.c: the modules GroupedExperts, GroupedExpertsDeepEP and GroupedExpertsTE. The experts of
- * moe/block.c share the forward function of these modules. This file may use dispatchers and the GEMMs of experts. It
- * must not depend on gates. */
+ * moe/block.c use their forward function. This file must not depend on gates. */
 
 enum { TE__EXPERTS_UP, TE__EXPERTS_DOWN, TE__EXPERTS_PRODUCTS }; /* the two linear layers of an expert */
 
@@ -13,9 +12,8 @@ typedef struct te__experts_module {
     int ranks, local; /* ranks that share the experts; experts on each rank */
     bool exchanges;   /* true: ranks exchange rows; false: ranks gather all tokens */
     bool gmm;         /* true: the backend TE_EXPERTS_GMM uses grouped GEMMs; false: it uses a loop over experts */
-    /* Names of the GroupedLinear children that compute each linear layer. If a layer has two children, their outputs
-     * are concatenated. NULL if the module has no such children; then its own parameters have the weights of all
-     * experts. */
+    /* Names of the GroupedLinear children of each linear layer. The outputs of two children are concatenated. NULL: the
+     * module's own parameters have all weights. */
     const char *linears[TE__EXPERTS_PRODUCTS][2];
     const char *proj[3]; /* names of gate, up and down in files */
 } te__experts_module;
@@ -80,8 +78,8 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     *indices = te_tensor_contiguous(k);
     return d->weights && *indices ? TE_OK : te_error_code(m->te);
 }
-/* Tells the other ranks that a call of the experts m fails before its collectives, so that they do not wait. Returns
- * `result`. m may be NULL. */
+/* Tells the other ranks that a call fails before its collectives, so that they do not wait. Returns `result`. m may be
+ * NULL. */
 static te_result te__experts_refuse(te_module *m, te_result result) {
     const te__experts_module *s = m ? (const te__experts_module *)m->state : NULL;
     return s && s->ranks > 1 ? te__refuse(s->group, s->exchanges ? TE__ALL_TO_ALL : TE__ALL_REDUCE, result) : result;
@@ -99,8 +97,8 @@ static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispa
     return s->exchanges ? te__exchanged_rows(d, x, indices, padding, ids, rows)
                         : te__gathered_rows(d, x, indices, padding, on_host, ids, rows);
 }
-/* Sends the experts' output y back to the ranks that have the tokens. The output of the call gets the shape of the
- * input. y is NULL if this rank failed; then the rank still joins the collectives. */
+/* Sends the experts' output y back to the ranks that have the tokens. y is NULL if this rank failed: it still joins the
+ * collectives. */
 static te_result te__experts_back(te_module *m, te_forward_args *args, const te__dispatch *d, te_tensor *y,
                                   const te__expert_rows *rows) {
     te__experts_module *s = (te__experts_module *)m->state;
@@ -122,8 +120,8 @@ static te__expert_way te__experts_way(te_module *m) {
     return s->way == TE_EXPERTS_TORCH_MM || (s->way == TE_EXPERTS_GMM && s->gmm) ? TE__EXPERTS_GROUPED
                                                                                  : TE__EXPERTS_LOOP;
 }
-/* Runs the child `name` on the rows x of all experts. The group sizes are `splits` or, if that is NULL, c->rows.sizes.
- * If `bias` is not NULL, sets *bias to the child's output `bias` [E, out], or to NULL if there is none. */
+/* Runs the child `name` on the rows x of all experts. `splits` NULL: the group sizes are c->rows.sizes. Sets *bias to
+ * the child's output `bias` [E, out]. */
 static te_tensor *te__experts_child(te_module *m, const te__experts_call *c, const char *name, te_tensor *x,
                                     const int64_t *splits, te_tensor **bias) {
     te_forward_args args = TE_ZERO;
@@ -138,8 +136,8 @@ static te_tensor *te__experts_child(te_module *m, const te__experts_call *c, con
     if (bias) *bias = args.outputs.bias;
     return y;
 }
-/* Runs linear layer `product` on x. If the bias [E, out] must first be multiplied by router weights, returns it in
- * *bias and does not add it. Otherwise sets *bias to NULL. */
+/* Runs linear layer `product` on x. Adds the bias [E, out]. If router weights must first multiply the bias, returns it
+ * in *bias instead. */
 static te_tensor *te__experts_product(te_module *m, const te__experts_call *c, int product, te_tensor *x,
                                       te_tensor **bias) {
     const te__experts_module *s = (const te__experts_module *)m->state;
@@ -165,7 +163,7 @@ static te_tensor *te__experts_product(te_module *m, const te__experts_call *c, i
     return y && c->add ? c->add(m, c, product, x, y) : y;
 }
 /* Runs the experts on their rows: up, activation, router weights, down. Returns [rows, dim]. If
- * apply_router_weight_after_down is set, the router weights are not applied here; the caller applies them. */
+ * apply_router_weight_after_down is set, the caller applies the router weights. */
 static te_tensor *te__experts_compute(te_module *m, const te__experts_call *c) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_tensor *bias, *y = te__experts_product(m, c, TE__EXPERTS_UP, c->rows.x, &bias);
@@ -361,8 +359,7 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
 
 /* ---- stacks ---- */
 
-/* Returns the child "experts" of m, or m itself if it has no such child. Returns NULL if the class of that module is
- * not in this file. */
+/* Returns the child "experts" of m, or m itself without such a child. Returns NULL if its class is not in this file. */
 static te_module *te__experts_of(te_module *m) {
     te_module *child = te_module_find(m, "experts");
     if (child) m = child;
@@ -385,8 +382,8 @@ static te_tensor *te__of_expert(const te_tensor *x, int i) {
     int64_t bytes = te__numel(x) / te__max(1, x->shape[0]) * te__dtype_size(x->dtype);
     return te__alias_as(x, i * bytes, x->dtype, x->ndim - 1, x->shape + 1);
 }
-/* If `into` is false, copies the parameters `which` of all local experts of a GroupedExpertsTE to `stack`, a tensor
- * [experts, ...]. If `into` is true, copies `stack` to these parameters. */
+/* Copies the parameters `which` of all local experts of a GroupedExpertsTE to `stack` [experts, ...] or, with `into`,
+ * back from `stack`. */
 static te_result te__te_stack(te_module *m, te_experts_tensor which, te_tensor *stack, bool into) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_result result = TE_OK;

@@ -1,8 +1,8 @@
 /* moe/grouped_linear.c: the module GroupedLinear, which has one weight and one bias for each group of rows. This file
- * may use the grouped GEMMs of moe/grouped.c and the module tree. It must not depend on how groups are chosen. */
+ * must not depend on how groups are chosen. */
 
-/* Backward function of the output `bias` (see return_bias). This output is a tensor [n, out] with the biases of all
- * groups. Row i of its gradient is the gradient of bias i. */
+/* Backward function of the output `bias` (see return_bias), the biases of all groups [n, out]. Row i of its gradient is
+ * the gradient of bias i. */
 static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                       te_tensor **dx, const bool *needs) {
     te_tensor *g = te_tensor_contiguous(dy[0]);
@@ -142,8 +142,8 @@ static te_result te__grouped_reset(te_module *m) {
 static const te_module_class te__grouped_class = {"GroupedLinear", sizeof(te__grouped_module), te__grouped_forward,
                                                   te__grouped_destroy, te__grouped_reset};
 
-/* Adds n parameters PREFIX0, PREFIX1, ..., each [rows, cols], or [rows] if cols is 0. Allocates them in one buffer. For
- * a meta module only describes their shapes. */
+/* Adds n parameters PREFIX0, PREFIX1, ... in one buffer, each [rows, cols], or [rows] if cols is 0. A meta module has
+ * no memory. */
 static void te__add_stacked(te_module *m, const char *prefix, te_dtype dtype, int n, int64_t rows, int64_t cols) {
     te_tensor *all = NULL;
     char name[32];
@@ -190,8 +190,8 @@ static bool te__grouped_share(te_module *m, te_grouped_linear_desc *d) {
     if (mode == TE_PARALLEL_ROW) d->in_features = te__per_rank(m, d->in_features);
     return true;
 }
-/* Marks the biases of a row-parallel module as sequence parallel if the module uses sequence parallelism. Each rank
- * then adds the bias to its own part of the tokens, so the ranks must sum the gradients of the bias. */
+/* Marks the biases of a row-parallel module under sequence parallelism. Each rank adds the bias to its own tokens, so
+ * the ranks must sum its gradients. */
 static void te__grouped_tag_biases(te_module *m, const te_grouped_linear_desc *d) {
     char name[32];
     int i;

@@ -1,5 +1,5 @@
-/* moe/moe.c: the module MoE, which has a gate, experts, shared experts and latent projections. This file may use gates
- * and experts as modules. It must not depend on how tokens are dispatched, or on who creates the children. */
+/* moe/moe.c: the module MoE, which has a gate, experts, shared experts and latent projections. This file must not
+ * depend on how tokens are dispatched. */
 
 /* Adds `child` to m and returns it. Returns NULL if `child` is NULL or the context has an error. */
 static te_module *te__moe_child(te_module *m, const char *name, te_module *child) {

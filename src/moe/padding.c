@@ -1,9 +1,7 @@
 /* moe/padding.c: the modules Fp8Padding and Fp8Unpadding, which add rows of zeros behind each group of rows and remove
- * them. This file may use the group sizes of a GroupedLinear's call, and functions that permute rows. It must not
- * depend on GEMMs. */
+ * them. This file must not depend on GEMMs. */
 
-/* Returns align_size of the desc. If it is 0, returns the alignment of the quantization recipe that m uses now, or 16
- * if there is none. */
+/* Returns align_size of the desc. If it is 0, returns the alignment of m's current recipe, or 16 without a recipe. */
 static int64_t te__padding_align(const te_module *m) {
     const te_fp8_padding_desc *d = (const te_fp8_padding_desc *)m->state;
     te__autocast cast;

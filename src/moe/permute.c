@@ -1,5 +1,5 @@
-/* moe/permute.c: differentiable functions that move token rows to their experts and back. This file may call raw
- * operations. It must not depend on modules, or on how experts are chosen. */
+/* moe/permute.c: differentiable functions that move token rows to their experts and back. This file must not depend on
+ * modules, or on how experts are chosen. */
 
 /* Records a node with the outputs y and z; z may be NULL. In its backward pass each of the two gradients may be
  * NULL. */
@@ -83,8 +83,8 @@ static te_result te__permute_scales(const te_op_moe_permute_args *codes, te_tens
     return te_tensor_copy(to, args.y);
 }
 
-/* Permutes the row-wise codes of inp and their scales, as args->row_id_map says. Returns the new quantized tensor.
- * *args must have all fields except x and y. */
+/* Permutes the row-wise codes of inp and their scales by args->row_id_map. *args must have all fields except x and
+ * y. */
 static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_permute_args *args, int64_t rows) {
     te__quant_copy *from = &inp->quantized->row, *to;
     te__quant_spec spec;
@@ -113,8 +113,8 @@ static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_
     return te__checked(y, result);
 }
 
-/* Permutes the rows of inp to `rows` new rows, as `map` says. If `probs` ([T, E] or [T, topk]) is not NULL, permutes it
- * in the same way and sets *permuted_probs to the result. Differentiable in inp and probs. */
+/* Permutes the rows of inp to `rows` new rows, and `probs` ([T, E] or [T, topk]) in the same way. Differentiable in inp
+ * and probs. */
 static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, int64_t topk, te_tensor *pad_offsets,
                               te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
     te_op_moe_permute_args args = TE_ZERO;
@@ -172,8 +172,7 @@ static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, cons
                              te__shape_text(inp, a), te__shape_text(routing, b));
     return te_tensor_contiguous(routing);
 }
-/* Returns the index map that sorts the copies of tokens (one for each chosen expert) by expert number. If
- * num_out_tokens is 0, the map keeps all copies. */
+/* Returns the index map that sorts the copies of tokens by expert number. num_out_tokens 0: keeps all copies. */
 static te_tensor *te__moe_index_map(te_tensor *experts, int64_t num_out_tokens) {
     te_op_moe_index_map_args args = TE_ZERO;
     te_tensor *map = te__empty_1d(experts->te, TE_I32, te__numel(experts));
@@ -264,9 +263,8 @@ TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te
                              row_id_map);
 }
 
-/* Returns the group sizes rounded up to `align`, i64 [n] on the device, or NULL with an error. The input is `sizes` on
- * the device or, if `sizes` is NULL, `values` on the host. If `offsets` is not NULL, sets *offsets to the padding
- * before each group. */
+/* Returns the group sizes rounded up to `align`, i64 [n] on the device. Reads `sizes` or, if NULL, `values` on the
+ * host. Sets *offsets to the padding before each group. */
 static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64_t *values, int64_t n, int64_t align,
                                  te_tensor **offsets) {
     te_tensor *padded = te__empty_1d(te, TE_I64, n), *made = offsets ? te__empty_1d(te, TE_I64, n) : NULL;
@@ -440,8 +438,8 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
 
 /* ---- chunks ---- */
 
-/* Returns the index map that sorts chunks of rows by `sorted_index`, or that moves each chunk by its padding in
- * `offsets`. The map has one new position for each row, as with topk 1. */
+/* Returns the index map of chunks of rows, as with topk 1. Sorts the chunks by `sorted_index`, or moves each chunk by
+ * its padding in `offsets`. */
 static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index,
                                 const te_tensor *offsets, int64_t tokens) {
     te_op_moe_chunk_map_args args = TE_ZERO;

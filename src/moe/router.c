@@ -1,10 +1,11 @@
-/* moe/router.c: differentiable router functions: the top-k choice of experts, the scores of all experts, and the
- * auxiliary loss. This file may call raw operations. It must not depend on modules, or on how tokens are sent to
- * experts. */
+/* moe/router.c: differentiable functions for the top-k choice of experts, the scores of all experts, and the auxiliary
+ * loss. This file must not depend on modules. */
 
-/* Backward function of all router functions. `state` is a copy of the args of the forward pass; its tensors are not
- * read. saved[0] is the logits. saved[1] is the routing map u8, or the indices if the forward pass computed topk_probs.
- * saved[2] is the bias if bias_in_probs is set. */
+/* Backward function of all router functions. `state` is the args of the forward pass; its tensors are not read.
+ * saved[0] to saved[2]:
+ * - the logits
+ * - the routing map u8, or the indices with topk_probs
+ * - the bias if bias_in_probs is set */
 static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     const te_op_moe_router_fwd_args *f = (const te_op_moe_router_fwd_args *)state;

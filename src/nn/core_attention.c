@@ -1,6 +1,5 @@
-/* nn/core_attention.c: the attention core. A forward call combines the options of the core and of the call into
- * a te_attn_rule. An implementation computes attention as this rule says. DotProductAttention and SDPA are
- * implementations. This file may use functions and the module tree. It must not depend on MultiheadAttention. */
+/* nn/core_attention.c: the attention core. A forward call combines the options of the core and of the call into a
+ * te_attn_rule. DotProductAttention and SDPA implement this rule. This file must not depend on MultiheadAttention. */
 
 /* The options of an attention core. The state of each core module begins with this struct. */
 typedef struct te__attn_core {
@@ -55,8 +54,8 @@ static te_result te__attn_core_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, impl->attend(m, &run));
 }
 
-/* Checks that queries, keys and values are given. If the core has a number and size of heads, checks that the tensors
- * have the same. Error messages begin with `who`. */
+/* Checks that queries, keys and values are given, and that their heads have the number and size that the core expects.
+ * Error messages begin with `who`. */
 static te_result te__attn_core_shapes(te_module *m, const char *who, te_tensor *const part[3]) {
     const te__attn_core *s = te__attn_core_of(m);
     const te_tensor *q = part[0], *k = part[1], *v = part[2];
@@ -116,8 +115,8 @@ static bool te__attn_core_ok(te_ctx *te, const te__attn_impl *impl, const te_sdp
     else return true;
     return false;
 }
-/* Creates a module of the implementation `impl`. The name of the module is core.desc.name, or `name` if core.desc.name
- * is NULL. Options of `core` that are 0 get their defaults. */
+/* Creates a module of the implementation `impl`. Its name is core.desc.name or, if that is NULL, `name`. Options that
+ * are 0 get their defaults. */
 static te_module *te__attn_core_create(te_ctx *te, const te__attn_impl *impl, const char *name, te__attn_core core) {
     te_module *m =
         te__attn_core_ok(te, impl, &core.desc) ? te__module_named(te, &impl->cls, core.desc.name, name) : NULL;
@@ -182,8 +181,7 @@ typedef struct te__dpa_module {
     te_cp_comm cp_comm_type;
 } te__dpa_module;
 
-/* Copies the parallel options `o` to m, whose heads are divided among ranks. Returns false with an error recorded if
- * the ranks do not divide `heads` and `groups` evenly. */
+/* Copies the parallel options `o` to m. Fails if the ranks do not divide `heads` and `groups` evenly. */
 static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, int heads,
                              int groups) {
     return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", heads) &&
@@ -192,8 +190,7 @@ static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_para
 
 /* ---- queries, keys and values ---- */
 
-/* Returns part `i` of the `n` parts of x. x is packed as [.., n, heads, d] (dim is -3) or [.., heads, n, d] (dim is
- * -2). */
+/* Returns tensor `i` of the `n` tensors packed in x: [.., n, heads, d] (dim is -3) or [.., heads, n, d] (dim is -2). */
 static te_tensor *te__packed_part(te_tensor *x, int n, int dim, int i) {
     const int last = x->ndim - 1;
     int64_t shape[TE_MAX_DIMS];
@@ -215,8 +212,8 @@ static bool te__packed_fits(te_ctx *te, const char *name, const te_tensor *x, in
                                 : "[.., G, 2, d]",
                       ndim + 1);
 }
-/* Returns true if the packed tensor x of a call has the same number and size of heads as m. Then *p describes the
- * layout of x. Records no error; te__attn_core_shapes checks the sizes of q, k and v later. */
+/* Returns true if the packed tensor x has the same number and size of heads as m. Sets *p to the layout of x. Records
+ * no error. */
 static bool te__dpa_packing(const te_module *m, const te_attn_call *c, const te_tensor *x, int dim,
                             te__packing *p) {
     const te__attn_core *s = te__attn_core_of(m);
@@ -234,9 +231,9 @@ static bool te__dpa_packing(const te_module *m, const te_attn_call *c, const te_
     if (dim == -2) return of_token[0] == p->groups && of_token[0] * of_token[1] * p->head_dim == te__packing_width(p);
     return of_token[0] == (p->keys ? 2 : 3) && of_token[1] == p->groups && (p->keys || p->heads == p->groups);
 }
-/* Returns true if the core can read q, k and v of a call in place. A cache, context parallelism and FP8 need copies of
- * them. If the heads do not have one common stride (te__packing_spreads), the core views each group of query heads as a
- * sequence of its own. This works only in sbhd, and only with options that treat all sequences and heads alike. */
+/* Returns true if the core can read q, k and v of a call in place. A cache, context parallelism and FP8 need copies.
+ * If the heads have no common stride (te__packing_spreads), each group of query heads becomes a sequence. This needs
+ * sbhd, and options that treat all sequences and heads alike. */
 static bool te__core_reads_packed(const te_module *m, const te_attn_call *c, const te__packing *p) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_sdpa_desc *d = &s->core.desc;
@@ -249,8 +246,7 @@ static bool te__core_reads_packed(const te_module *m, const te_attn_call *c, con
            !s->return_max_logit;
 }
 
-/* Finds q, k and v of a call. They are separate tensors, or parts of a packed tensor. Sets run->packed if the core
- * reads the parts in place. */
+/* Finds q, k and v of a call, which may be packed in one tensor. Sets run->packed if the core reads them in place. */
 static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te__attn_run *run) {
     const te_qkv_format format = run->told.format;
     const te_attn_call *c = &args->attention;
@@ -370,8 +366,7 @@ static te_result te__dpa_window(te_module *m, te_attn_rule *x) {
     return TE_OK;
 }
 
-/* Returns the mask that replaces `mask` in a call with a cache. TE_MASK_NONE becomes a padding mask. A causal mask
- * becomes a causal bottom-right mask with padding. */
+/* Returns the mask that replaces `mask` in a call with a cache. */
 static te_attn_mask te__cached_mask(te_attn_mask mask) {
     if (mask == TE_MASK_NONE) return TE_MASK_PADDING;
     return te__attn_is_causal(mask) ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : mask;
@@ -399,9 +394,8 @@ static te_tensor *te__dpa_slopes(te_module *m) {
     return s->slopes;
 }
 
-/* Checks the mask of a call as TransformerEngine does. Completes the window, the lengths and the ALiBi slopes of the
- * rule *x. If there is a cache, writes keys and values to the cache, and sets part[1] and part[2] to the cache's
- * tensors. */
+/* Checks the mask of a call as TransformerEngine does. Completes the rule *x. If there is a cache, part[1] and part[2]
+ * become the cache's tensors. */
 static te_result te__dpa_masks(te_module *m, const te_attn_call *c, te_tensor *part[3], te_attn_rule *x) {
     const te_qkv_format format = te__attn_core_of(m)->desc.format;
     te_inference_step step;

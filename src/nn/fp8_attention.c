@@ -1,23 +1,19 @@
-/* nn/fp8_attention.c: the attention core under a recipe with fp8_dpa. q, k, v, S (the softmax), o and the gradients of
- * all five are rounded to FP8 codes at the same places as in TransformerEngine. The GEMMs run in high precision on the
- * decoded numbers. This file may use the parts of te_attention, quantizers and the scaling state. It must not depend on
- * the module tree.
+/* nn/fp8_attention.c: the attention core under a recipe with fp8_dpa. Tensors are rounded to FP8 codes at the same
+ * points as in TransformerEngine (S is the softmax). The GEMMs run in high precision on the decoded numbers. This file
+ * must not depend on the module tree.
  *
  *              forward                                   backward
  *   per-tensor q, k, v by one scale; S; o                dO; dP; dq, dk, dv by one scale
  *   MXFP8      q, k along d, v along s; o along d        dO along d; dq, dk along d, dv along s
  *
- * Delayed scaling has one scale and one amax history for each of the six entries of the per-tensor line. Current
- * scaling measures the amax of a tensor before it quantizes the tensor. S and dP are never whole in memory, so their
- * amaxes cannot be measured first. Under current scaling S and dP therefore use delayed scaling with the latest amax,
- * as in TransformerEngine. The quantizer factory of a custom recipe is called for the six entries. If it gives an MXFP8
- * quantizer for q, k and v, the MXFP8 line applies. D, the sum of S times its gradient, is computed from the unrounded
- * S (ops/attn/cpu.c), because gradients pass through the roundings unchanged. */
+ * Delayed scaling has one scale and one amax history for each of the six entries of the per-tensor line. S and dP are
+ * never whole in memory, so their amaxes cannot be measured first. Under current scaling S and dP therefore use delayed
+ * scaling with the latest amax, as in TransformerEngine. The quantizer factory of a custom recipe is called for the six
+ * entries. With an MXFP8 quantizer for q, k and v, the MXFP8 line applies. D, the sum of S times its gradient, is
+ * computed from the unrounded S (ops/attn/cpu.c): gradients pass through the roundings unchanged. */
 
-/* Indices of the tensors of attention in the scaling state, as in TransformerEngine. The scaling state has a slot (a
- * scale and an amax history) for each tensor of each GEMM. Attention uses slots of three GEMMs: the output slot of GEMM
- * 0 for q, k and v; the input slot of GEMM 1 for o; and the output slot of GEMM 2 for S. The gradients use backward
- * slots of the same GEMMs. */
+/* Indices of the tensors of attention in the scaling state, as in TransformerEngine. Attention uses the scales and amax
+ * histories of three GEMMs. */
 enum {
     TE__ATTENTION_GEMMS = 3,
     TE__SLOT_QKV = 0 * TE__SLOTS_FORWARD + TE__SLOT_OUTPUT,
@@ -40,9 +36,10 @@ static bool te__attention_by_blocks(const te__quant_call *q) {
                ? (te__attention_answer(q, false, TE__SLOT_QKV)->cls->facts & TE__BLOCKS_IN_ATTENTION) != 0
                : te__recipe_has(&q->recipe, TE__BLOCKS_IN_ATTENTION);
 }
-/* Checks that the quantizers from the factory of a custom recipe fit together. If q, k and v use MXFP8, all other
- * tensors except S and dP must use MXFP8, too. Otherwise all quantizers must be per-tensor, and S and dP must use
- * delayed scaling. All quantizers except those of S and dP must reduce amaxes over the same group. */
+/* Checks that the quantizers from the factory of a custom recipe fit together:
+ * - If q, k and v use MXFP8, all other tensors except S and dP must, too.
+ * - Otherwise all quantizers must be per-tensor, and S and dP need delayed ones.
+ * - Except for S and dP, one group must reduce all amaxes. */
 static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q) {
     static const struct {
         const char *name;
@@ -90,8 +87,8 @@ static te_recipe te__attention_inner_recipe(const te_recipe *r) {
     return inner;
 }
 
-/* Returns the te__quant_spec of slot i (TE__SLOT_QKV, ...). For the slots of S and dP, `r` is their recipe. For all
- * other slots, `r` is the recipe of the call. */
+/* Returns the te__quant_spec of tensor i (TE__SLOT_QKV, ...). `r` is the recipe of that tensor: S and dP may have one
+ * of their own. */
 static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recipe *r, bool backward, int i, int usage) {
     te__slots *slots = backward ? &q->scaling->backward : q->forward;
     const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
@@ -150,8 +147,8 @@ static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
     return te_tensor_contiguous(format == TE_SBHD ? te_tensor_transpose(x, 0, 1) : x);
 }
 
-/* Quantizes q, k and v, or their gradients. With MXFP8, v is first transposed from the format `kv` to [b, h, s, d]. On
- * failure, the ranks that still wait for an amax of this rank get an error. */
+/* Quantizes q, k and v, or their gradients. MXFP8 first transposes v to [b, h, s, d]. On failure, ranks that wait for
+ * an amax get an error. */
 static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call,
                                         bool backward, te_tensor *y[3]) {
     te__quant_spec spec =
@@ -255,8 +252,7 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
     return result == TE_OK ? te__attention_decode(codes, kv, blocks, dx) : result;
 }
 
-/* Checks that MXFP8 can quantize the tensors. Sequence lengths must be multiples of 128, and head sizes multiples of
- * 32. Packed sequences (thd) and keys in the pages of a cache are refused. */
+/* Checks that MXFP8 can quantize the tensors. Refuses packed sequences (thd) and keys in the pages of a cache. */
 static te_result te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
     const te_tensor *q = a->q, *k = a->k, *v = a->v;
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT], z[TE__SHAPE_TEXT];
@@ -274,8 +270,8 @@ static te_result te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
                              : "");
 }
 
-/* Returns softmax(q k^T) v as [.., H dv]. If fp8_output is true, the result is quantized for the GEMM that reads it.
- * The recipe of `call` must have fp8_dpa. */
+/* Returns softmax(q k^T) v as [.., H dv]. fp8_output: quantized for the GEMM that reads it. The recipe must have
+ * fp8_dpa. */
 static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn_desc *desc,
                                         const te__quant_call *call, bool fp8_output) {
     te_ctx *te = parts[0]->te;
@@ -348,8 +344,8 @@ static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) {
     return te__autocast_of(m, cast) && cast->enabled && (cast->recipe.fp8_dpa || cast->recipe.fp8_mha);
 }
 
-/* Runs te_attention, or FP8 attention if the current autocast region has fp8_dpa. Returns [.., H dv]. `s` is the
- * scaling state of m, for TE__ATTENTION_GEMMS GEMMs. */
+/* Runs te_attention or FP8 attention. Returns [.., H dv]. `s` is the scaling state of m, for TE__ATTENTION_GEMMS
+ * GEMMs. */
 static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *parts[3], const te_attn_desc *desc,
                                      bool fp8_output) {
     te__autocast cast;

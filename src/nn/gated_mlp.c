@@ -1,5 +1,4 @@
-/* nn/gated_mlp.c: an MLP of two or three Linears, as in language models and in the experts of an MoE. The creator of
- * the MLP chooses the names of the Linears. This file may use activations and the module tree. It must not depend on
+/* nn/gated_mlp.c: an MLP of two or three Linears, as in language models and in experts. This file must not depend on
  * who creates the Linears. */
 
 /* State of an MLP; `gate` is NULL if the activation is not gated. */
@@ -9,8 +8,8 @@ typedef struct te__gated_mlp {
     te_activation_params params;
 } te__gated_mlp;
 
-/* Returns one block of memory for the outputs of `gate` and `up`, so that the activation reads both without a copy.
- * Returns NULL if each output must get its own memory, as in an export to ONNX, which sets any_rows. */
+/* Returns one block of memory for the outputs of `gate` and `up`: the activation then reads both without a copy.
+ * Returns NULL if that is impossible. */
 static te_tensor *te__gated_mlp_halves(te_module *m, const te_tensor *x) {
     const te__gated_mlp *s = (const te__gated_mlp *)m->state;
     te_module *gate = s->gate ? te_module_find(m, s->gate) : NULL;

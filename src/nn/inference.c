@@ -1,10 +1,10 @@
-/* nn/inference.c: the key-value cache. It has the sequences, the pages of each sequence, and the memory of each layer.
- * This file may use functions and the module tree. It must not depend on what any class computes.
+/* nn/inference.c: the key-value cache: sequences, the pages of each sequence, and the memory of each layer. This file
+ * must not depend on what any class computes.
  *
- * A cache without pages is stored as a cache with one page for each sequence. A step (te_inference_params_pre_step)
- * prepares its state in `next`, so that a step that fails changes nothing. All numbers that kernels read (lengths,
- * positions and page numbers) are in one tensor that never moves. So a captured graph reads the numbers of the current
- * step. The graph must have been captured with at least as many sequences as the step has. */
+ * A cache without pages is stored as one page for each sequence. A step (te_inference_params_pre_step) prepares its
+ * state in `next`, so that a step that fails changes nothing. All numbers that kernels read are in one tensor that
+ * never moves. So a captured graph reads the numbers of the current step. The graph must have been captured with at
+ * least as many sequences. */
 
 typedef struct te__cached_sequence {
     int64_t id, before, length; /* before: number of tokens of earlier steps; length: `before` plus the tokens of this
@@ -171,10 +171,9 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 
 /* ---- a step ---- */
 
-/* Fills next.sequences from `ids` and `lens`, the step's sequences. te__step_fill assigns new pages later. If a
- * sequence of `now` is in the step, makes the sequence's num_pages in `now` negative as a mark. If a sequence already
- * has the mark, the step lists it twice, which is an error. Sequences of `now` without a mark have ended, and their
- * pages become free. The caller removes the marks, also on failure. */
+/* Fills next.sequences from `ids` and `lens`, the step's sequences. A negative num_pages marks these sequences in
+ * `now`. A sequence that already has the mark is listed twice: an error. Sequences of `now` without a mark have ended.
+ * The caller removes the marks, also on failure. */
 static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, const int64_t *lens, int64_t n) {
     const char *const who = "te_inference_params_pre_step";
     int64_t i, k, needed = 0;

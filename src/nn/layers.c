@@ -1,8 +1,8 @@
-/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, Embedding, and the functions that LayerNormMLP shares with
- * them. This file may use functions and the module tree. It must not depend on attention. */
+/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, Embedding, and functions that LayerNormMLP also calls. This
+ * file must not depend on attention. */
 
 /* Largest number of rows or columns of a weight. A gated activation doubles the rows, and the result must fit into
- * int64_t. te__layer_desc_ok checks the sizes and the dtype of a layer. */
+ * int64_t. */
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
     if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE)
@@ -33,9 +33,8 @@ TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, boo
     m->recipe_off = off;
     return TE_OK;
 }
-/* Sets *cast to the settings of the current autocast region for m. If m or a module above it has a recipe
- * (te_module_set_recipe), the nearest recipe replaces that of the region. Returns false if there is no region, or if
- * quantization is off in it or for m. */
+/* Sets *cast to the settings of the current autocast region for m. The nearest recipe of m and the modules above m
+ * wins. Returns false without an active region, or if quantization is off for m. */
 static bool te__autocast_of(const te_module *m, te__autocast *cast) {
     const te__autocast *now = te__autocast_now(m->te);
     if (!now || !(now->enabled || now->calibrating)) return false;
@@ -116,19 +115,17 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
                                                                  : result;
 }
 
-/* Returns true if an operation can quantize its own result with the scale of `slot` (TE__SLOT_INPUT, ...), or can
- * compute the amax of the result. It can quantize if the scale is known before the operation runs, as in delayed
- * scaling. As in TransformerEngine, returns false if the backward pass reads operands in high precision, or if the
- * factory of a custom recipe makes the quantizers. */
+/* Returns true if an operation can quantize its own result with the scale of `slot` (TE__SLOT_INPUT, ...), or compute
+ * its amax.
+ * As in TransformerEngine, returns false for a high-precision backward pass and for a custom recipe's factory. */
 static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     te__quant_spec spec;
     if (!q->enabled || q->recipe.backward_override || te__asks_factory(&q->recipe)) return false;
     spec = te__recipe_spec(&q->recipe, backward, slot, q->group);
     return spec.cls->facts & TE__SCALE_GIVEN || te__takes_amax(&spec);
 }
-/* Returns the te__quant_spec with which the operation before GEMM `c` quantizes the input of the GEMM. Returns NULL if
- * the GEMM quantizes its input itself. Codes that are gathered from all ranks get no column-wise copy, because the
- * receiving rank transposes them. */
+/* Returns how the operation before GEMM `c` quantizes its result, or NULL if the GEMM does it. Gathered codes get no
+ * column-wise copy: the receiving rank transposes them. */
 static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
     bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
     if (!te__fuses(c->quant, false, TE__SLOT_INPUT)) return NULL;
@@ -137,16 +134,15 @@ static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_
     return spec;
 }
 
-/* Returns te__fused_spec for the output of an activation. Returns NULL under delayed scaling if the halves of a gated
- * input are interleaved, because no kernel makes transposed codes from interleaved halves. */
+/* Returns te__fused_spec for the output of an activation. Delayed scaling needs transposed codes, and no kernel makes
+ * them from interleaved halves of a gated input. */
 static const te__quant_spec *te__fused_act_spec(const te__linear_call *c, const te_activation_params *params,
                                                 te__quant_spec *spec) {
     const te__quant_spec *fused = te__fused_spec(c, spec);
     return fused && params->glu_interleave_size && fused->cls->facts & TE__SCALE_GIVEN ? NULL : fused;
 }
 
-/* Returns the te__linear_call of GEMM number `gemm` of m. The fields are set from the module's options and state, and
- * from the args of the forward pass. */
+/* Returns the te__linear_call of GEMM number `gemm` of m. */
 static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q, int gemm, te_parallel_mode mode,
                                           te__weight_cache *cache, const te_forward_args *args,
                                           const te_gemm_options *o, te__scaling *scaling) {
@@ -172,12 +168,12 @@ static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, c
     return te__frame_return(y->te, q ? te__record_codes(y, q) : NULL);
 }
 
-/* Returns true if a backward pass will read the tensors that are made now. This is also true in the first run of a
- * checkpointed function, which is not recorded. */
+/* Returns true if the tape will need the tensors that are made now. The first run of a checkpointed function counts,
+ * too. */
 static bool te__grad_will_be(const te_ctx *te) { return te->tape.no_grad == te->tape.hidden_no_grad; }
 
-/* Runs a GEMM and adds the bias. In row-parallel mode the bias is added after the sum over the ranks, otherwise in the
- * GEMM. If `returned` is true, no bias is added; the caller of the module adds it. */
+/* Runs a GEMM and adds the bias, unless `returned` is true. In row-parallel mode the bias is added after the sum over
+ * the ranks. */
 static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
     bool behind = c->parallel.mode == TE_PARALLEL_ROW, quantizes = c->fp8_output && c->quant->enabled && c->weight;
     te__quant_spec spec = TE_ZERO;
@@ -205,8 +201,8 @@ static bool te__runs_again(const te_module *m) {
 
 /* ---- shapes without memory ---- */
 
-/* Returns an output with the dtype and the shape of x, but with `cols` columns and, if x has several dimensions, with
- * `rows` as its first dimension. The output has no memory if x has none. */
+/* Returns an output like x with `cols` columns and, if x has several dimensions, `rows` as the first one. The output
+ * has no memory if x has none. */
 static te_tensor *te__shape_only(const te_tensor *x, int64_t rows, int64_t cols) {
     int64_t shape[TE_MAX_DIMS];
     memcpy(shape, x->shape, sizeof(shape));
@@ -215,8 +211,7 @@ static te_tensor *te__shape_only(const te_tensor *x, int64_t rows, int64_t cols)
     return x->buffer ? te_tensor_empty(x->te, x->dtype, x->ndim, shape)
                      : te_tensor_describe(x->te, x->dtype, x->ndim, shape);
 }
-/* Sets the output of m for an input without elements or without memory. The input must have `in` columns. The output
- * has only a shape, with `out` columns. */
+/* Sets the output of m for an input without elements or memory. `in` and `out` are the numbers of columns. */
 static te_result te__shape_forward(te_module *m, te_forward_args *args, int64_t in, int64_t rows, int64_t out) {
     const te_tensor *x = args->input;
     char text[TE__SHAPE_TEXT];
@@ -253,8 +248,8 @@ static te_result te__linear_end(te_module *m, te_forward_args *args, te__linear_
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
 }
-/* Runs a Linear on an input without memory. Under sequence parallelism the output has the number of rows that it would
- * have after the all-gather or the reduce-scatter. */
+/* Runs a Linear on an input without memory. Counts the rows after the all-gather or the reduce-scatter of sequence
+ * parallelism. */
 static te_result te__linear_shape(te_module *m, te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
     const te_parallel_mode mode = m->parallel.size > 1 ? d->parallel.parallel_mode : TE_PARALLEL_NONE;
@@ -290,8 +285,8 @@ static te_result te__linear_reset(te_module *m) {
 static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward,
                                                  te__linear_destroy, te__linear_reset};
 
-/* Creates a Linear or a LayerNormLinear without its parameters. Each rank gets a part of each block of weight rows
- * that `sharding` lists. `sharding` may be NULL. */
+/* Creates a Linear or a LayerNormLinear without its parameters. Each rank gets a range of each block of weight rows in
+ * `sharding`, which may be NULL. */
 static te_module *te__linear_open(te_ctx *te, const char *who, const te_module_class *cls, const te_linear_desc *desc,
                                   const char *otherwise, const te__sharding *sharding) {
     te_module *m;
@@ -368,8 +363,8 @@ static te_tensor *te__norm_run(te_module *m, const te__norm_params *n, te_tensor
                     te__norm_is_rms(n) ? NULL : te_module_parameter(m, n->bias), &n->options, n->rounded, spec);
 }
 
-/* Runs the norm. If it quantizes its result while te_quant_inspect is on, runs the norm again without quantization, and
- * inspects both results as the input of GEMM `gemm`. */
+/* Runs the norm. If te_quant_inspect is on and the result is quantized, also inspects the result and its unquantized
+ * form. */
 static te_tensor *te__norm_run_for(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec,
                                    const te__quant_call *q, int gemm) {
     te_tensor *y = te__norm_run(m, n, x, spec), *plain;
@@ -393,14 +388,14 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
 }
 
 /* Returns how the activation after GEMM `c` writes its gradient dx, which is the gradient of the GEMM's output.
- * LayerNormMLP (`ops` false) and te.ops (`ops` true) round dx at different places, as in TransformerEngine
+ * LayerNormMLP (`ops` false) and te.ops (`ops` true) round dx at different points, as in TransformerEngine
  * (module/layernorm_mlp.py, ops/basic/activation.py and ops/fused/backward_activation_bias.py).
- * - In LayerNormMLP, an activation that is not gated computes dbias from dx in f32 under delayed scaling and MXFP8.
- *   Under delayed scaling the codes are computed from dx in f32, too. Under MXFP8 they are computed from the rounded
- *   dx. In all other cases dx is rounded first.
- * - In te.ops (activation.cpp, bias.cpp), GELU and ReLU compute the amax from dx in f32. So does any other activation
- *   without a bias. Under delayed scaling the codes are computed from dx in f32, too. Other activations with a bias
- *   round dx first. */
+ * - LayerNormMLP, delayed scaling, no gated activation: dbias and the codes come from dx in f32.
+ * - LayerNormMLP, MXFP8, no gated activation: dbias comes from dx in f32, the codes from the rounded dx.
+ * - LayerNormMLP, all other cases: dx is rounded first.
+ * - te.ops (activation.cpp, bias.cpp), GELU, ReLU or no bias: the amax comes from dx in f32. Under delayed scaling the
+ *   codes do, too.
+ * - te.ops, other activations with a bias: dx is rounded first. */
 static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
     const te_recipe *r = &c->quant->recipe;
     bool whole = te__recipe_class_of(r)->facts & TE__ACT_IN_ONE_KERNEL;
@@ -416,8 +411,7 @@ static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation acti
     return grad;
 }
 
-/* Returns c->x, the output of the norm, which becomes the output `ln_out` of the call. If `gathered` is true, first
- * gathers the rows of c->x from all ranks, for the caller and for the GEMM. */
+/* Returns c->x, the output of the norm. If `gathered` is true, first gathers the rows of c->x from all ranks. */
 static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
     if (gathered && te__gathers(&c->parallel, TE_PARALLEL_COLUMN)) {
         c->x = te__gather_rows(&c->parallel, c->x);

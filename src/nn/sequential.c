@@ -1,5 +1,5 @@
-/* nn/sequential.c: Sequential, which runs its children one after another, and fuses some of them. It also has the small
- * modules that apply one function. This file uses the layers. It must not depend on attention. */
+/* nn/sequential.c: Sequential, which runs its children one after another and fuses some of them. Also the modules that
+ * apply one function. This file must not depend on attention. */
 
 /* ---- modules that apply one function ---- */
 
@@ -158,8 +158,7 @@ static bool te__leaves_bias(const te_module *m, const te_module *act, const te_f
            ((const te__linear_module *)m->state)->params.count == 1 && !args->fp8_output && !args->fp8_grad;
 }
 
-/* Runs the child at index *at. If the children after it can be fused with it, they run too. *at becomes the index of
- * the last child that ran. */
+/* Runs the child at index *at, and the children after it that can be fused. Sets *at to the last child that ran. */
 static te_result te__sequential_child(te_module *m, int *at, te_forward_args *call, te__chain *chain) {
     te_module *c = m->children[*at], *next = *at + 1 < m->num_children ? m->children[*at + 1] : NULL;
     const bool chains = te__chains(c) && !te__is_unallocated(call->input);
@@ -190,8 +189,8 @@ static const char *te__output_beside(const te_outputs *y) {
 #undef TE__BESIDE
     return NULL;
 }
-/* Runs the children in order. Each child gets the output of the previous one as its input. te__frame_sweep releases
- * this input after the child has run, unless the tape retains it. */
+/* Runs the children in order. te__frame_sweep releases a child's input after the child has run, unless the tape retains
+ * it. */
 static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     te_forward_args call = *args;
     te_tensor *made[TE__OUTPUTS];
@@ -251,9 +250,8 @@ static te_result te__sequential_children_ok(te_ctx *te, te_module *const *childr
     return TE_OK;
 }
 
-/* Destroys the modules of `children` that have no parent. First links them through the field `parent`, and then
- * destroys them one after another. A single pass over `children` could read a destroyed module, because `children` may
- * list a module twice, or list a module together with a module of its tree. */
+/* Destroys the modules of `children` that have no parent. `children` may list a module twice, or with a module of its
+ * tree. So the orphans are first linked through `parent`: a single pass could read a destroyed module. */
 static void te__destroy_orphans(te_module *const *children, int n) {
     te_module end, *first = &end;
     int i;

@@ -19,7 +19,7 @@ static void te__adopt(te_module *parent, const char *name, te_module *child) {
 }
 
 /* Marks m as the module that is being created, until te__close_part. Sets *outer to the module that was marked before.
- * Returns m. If m is NULL, does nothing and returns NULL. */
+ * Returns m, which may be NULL. */
 static te_module *te__begin_part(te_module *m, te_module **outer) {
     if (!m) return NULL;
     *outer = te__modules_of(m->te)->making;
@@ -33,8 +33,8 @@ static te_module *te__close_part(te_module *m, te_module *outer) {
     return te__module_built(m);
 }
 
-/* Runs the child that is named `name`. The function looks the child up at each call, because the program may have
- * replaced it. The child exists: te__tree_whole has checked that before. */
+/* Runs the child named `name`. Looks the child up at each call, because the program may have replaced it.
+ * te__tree_whole has checked that it exists. */
 static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args *args) {
     return te_forward_with(te_module_find(m, name), args);
 }
@@ -53,15 +53,14 @@ static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, cons
     return y;
 }
 
-/* Returns true if the child is a Linear or LayerNormLinear that the program has not changed. Such a child makes a new
- * output at each call. */
+/* Returns true if the child makes a new output at each call: a Linear or LayerNormLinear that the program has not
+ * changed. */
 static bool te__makes_output(const te_module *child) {
     return child && child->built_in && !child->own_forward &&
            (child->cls == &te__linear_class || child->cls == &te__layernorm_linear_class) && !te__runs_graphs(child);
 }
-/* Returns true if core_attention can read q, k and v directly from y, the output of the projection. If `later` is true,
- * the module still changes q or k after the projection (by norms, for example). Then q, k and v must be separate
- * tensors. */
+/* Returns true if core_attention can read q, k and v directly from the projection's output y. `later`: q or k still
+ * changes, for example by norms. */
 static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__packing *p, const te_tensor *y,
                           bool later) {
     const te_module *core = te_module_find(m, "core_attention");
@@ -80,9 +79,8 @@ static te_tensor *te__as_packed(te_tensor *y, const te__packing *p, int leading)
     return te_tensor_view(y, n + 2, shape);
 }
 
-/* Projects the input to queries, keys and values, and stores them in *core, the arguments of core_attention. If
- * `rotary` is not NULL, also rotates queries and keys. `later` is true if the caller still changes q or k (by norms,
- * for example). */
+/* Projects the input to queries, keys and values, and stores them in *core. If `rotary` is not NULL, also rotates
+ * queries and keys. `later`: see te__mha_packs. */
 static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary, bool later,
                           te_forward_args *core, te_tensor **ln_out) {
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
@@ -135,16 +133,16 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
     return parts[0] && parts[1] && parts[2];
 }
 
-/* Prepares a rotation for a call with a key-value cache: positions continue after the cached tokens of each sequence,
- * unless the caller gives positions. The greatest sequence length comes from the cache. */
+/* Prepares a rotation for a call with a key-value cache. Positions that the caller does not give continue after the
+ * cached tokens of each sequence. */
 static bool te__rotary_goes_on(te_rotary_desc *r, te_inference_params *cache) {
     if (!r->positions) r->start_positions = te_inference_params_get_seqlens_pre_step(cache);
     if (!r->max_seqlen) r->max_seqlen = te__inference_longest(cache);
     return r->positions || r->start_positions;
 }
 
-/* Sets r->cp_size and r->cp_rank if several ranks share each sequence (context parallelism), unless the caller gives
- * positions. Returns false with an error recorded if the caller has set other values. */
+/* Sets r->cp_size and r->cp_rank under context parallelism, unless the caller gives positions. Fails if the caller has
+ * set other values. */
 static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
     const te__context *c = te__context_of_core(te_module_find(m, "core_attention"));
     const int size = c ? te__context_size(c) : 1, rank = c ? te__context_rank(c) : 0;
@@ -160,9 +158,8 @@ static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
     return true;
 }
 
-/* Completes the description of the rotation of the queries (`which` is 0) or of the keys (`which` is 1) in *own, and
- * points *rotary to *own. Sets *rotary to NULL if there is no rotation. With a key-value cache, positions continue
- * after the cached tokens. */
+/* Completes the rotation of the queries (`which` is 0) or keys (1) in *own. Points *rotary to *own, or to NULL if there
+ * is no rotation. */
 static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own,
                                 const te_rotary_desc **rotary) {
     const te_attn_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
@@ -205,8 +202,7 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
                     cross && which ? "kv" : "q");
 }
 
-/* Checks that the tensors of a call have as many dimensions as the format needs. Checks that a key-value cache is used
- * with self attention only. */
+/* Checks the number of dimensions of a call's tensors. Only self attention may have a key-value cache. */
 static te_result te__mha_call_ok(te_module *m, const te_forward_args *args) {
     const te_attn_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
     const bool packed = o->qkv_format == TE_THD, cross = o->attention_type == TE_ATTENTION_CROSS;
@@ -273,8 +269,8 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc),
                                               te__mha_forward, NULL, NULL};
 
-/* Fills in the defaults of the options. Returns false with the error recorded if the sizes do not fit together, or if
- * all heads together have more channels than a layer may have. */
+/* Fills in the defaults of the options. Fails if the sizes do not fit together, or if all heads have too many channels
+ * for a layer. */
 static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_attn_options *o) {
     if (o->num_attention_heads >= 1 && o->kv_channels == 0 && hidden >= 1 && hidden % o->num_attention_heads == 0)
         o->kv_channels = hidden / o->num_attention_heads;
@@ -303,10 +299,9 @@ static te_parallel_options te__child_parallel(const te_module *m, const te_paral
     return p;
 }
 
-/* Adds a projection to m, with a norm before it if `norm` is true. The weight has a block of rows for each of
- * queries, keys and values. blocks[] has the sizes of these blocks. A size is 0 if the projection does not make that
- * tensor. If the three blocks are not interleaved, each block is divided among the ranks separately, so that rank r has
- * the r-th part of the heads. With no_fuse_qkv_params, each block is a parameter of its own. */
+/* Adds a projection to m, with a norm before it if `norm` is true. blocks[] has the numbers of weight rows for queries,
+ * keys and values. The projection does not make a tensor with 0 rows. Blocks that are not interleaved are divided among
+ * the ranks separately. With no_fuse_qkv_params, each block is a parameter of its own. */
 static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm,
                                const int64_t blocks[3]) {
     static const char *const parts[3] = {"query", "key", "value"};
@@ -339,9 +334,8 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
               norm ? te__layernorm_linear_create(m->te, &l, &d->norm, d->return_layernorm_output, false, &sharding)
                    : te__linear_create(m->te, &l, &sharding));
 }
-/* Adds the norms of queries and keys. All heads share the parameters of a norm. If ranks divide the heads, each rank
- * computes only a part of the parameters' gradients. So te_tensor_sequence_parallel is true for them: their gradients
- * must be summed over the ranks. */
+/* Adds the norms of queries and keys. All heads use the same parameters, so ranks that divide the heads must sum the
+ * parameters' gradients. */
 static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     te_norm_desc n = TE_ZERO;
@@ -428,8 +422,8 @@ static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *res
     return te_drop_path(te_bias_dropout_add(y->out, y->bias, NULL, p), residual, path);
 }
 
-/* Fills the attention options *self and *cross from those of the layer's call. Self attention has as many keys as
- * queries. If only one of the two attentions has a padding mask, the other one gets no sequence lengths. */
+/* Fills the attention options *self and *cross. Self attention has as many keys as queries. An attention without a
+ * padding mask gets no sequence lengths if the other has one. */
 static void te__layer_calls(te_module *m, const te_forward_args *args, te_attn_call *self,
                             te_attn_call *cross) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;

@@ -1,8 +1,8 @@
-/* onnx/attn.c: translates rotary embeddings and attention into nodes of an ONNX graph. This file uses the args of
- * operations and their formulas. It must not depend on modules.
+/* onnx/attn.c: translates rotary embeddings and attention into nodes of an ONNX graph. This file must not depend on
+ * modules.
  *
- * The graph computes positions, masks and distances from the sizes of its inputs. Attention becomes two matrix products
- * with a softmax between them. */
+ * The graph computes positions, masks and distances from the sizes of its inputs. Attention is two matrix products and
+ * a softmax. */
 
 /* ---- rotary embeddings ---- */
 
@@ -15,8 +15,8 @@ typedef struct te__onnx_rotation {
 static const char te__onnx_no_thd[] = "sequences behind each other (thd); a graph takes batches of sequences, bshd or "
                                       "sbhd, with an attention_mask where their lengths differ";
 
-/* Checks that both runs of the module (with the caller's sizes and with larger ones) use the same angles. Fails if a
- * RoPE scaling changes the angles for longer sequences. */
+/* Checks that both runs of the module use the same angles. They differ if a RoPE scaling changes the angles for longer
+ * sequences. */
 static bool te__onnx_angles_fit(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a, *b = r->b;
     bool same = a->position_scale == b->position_scale && a->attention_factor == b->attention_factor &&
@@ -64,8 +64,8 @@ static int te__onnx_positions(te__onnx *g, const te__onnx_rotation *r) {
     }
     return v;
 }
-/* Returns the rows of the caller's table `freqs` that the positions select: [s or 1, b or 1, 1, rotary_dim]. If
- * batch_first, the first two dimensions are exchanged. */
+/* Returns the rows of the caller's table `freqs` at the positions: [s or 1, b or 1, 1, rotary_dim]. batch_first swaps
+ * the first two dimensions. */
 static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a;
     const te_tensor *f = a->freqs, *f2 = r->b->freqs;
@@ -86,9 +86,8 @@ static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
     v = te__onnx_squeeze(g, te__onnx_positions(g, r), 3);
     return te__onnx_2(g, "Gather", te__onnx_2(g, "Reshape", te__onnx_read(g, f, f2), te__onnx_i64s(g, 2, table)), v);
 }
-/* Returns f32 angles of shape [s or 1, b or 1, 1, half]. If r->batch_first is true, the first two dimensions are
- * exchanged. Each pair of channels has a first and a second channel. If `mate` is 0, returns the angles of the first
- * channels, otherwise those of the second channels. */
+/* Returns f32 angles [s or 1, b or 1, 1, half]. r->batch_first swaps the first two dimensions. `mate` selects the first
+ * (0) or second channel of each pair. */
 static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r, int mate) {
     const te_rope_angles *a = r->a;
     float inv_freq[TE__ROPE_MAX_HALF];
@@ -197,8 +196,8 @@ static void te__onnx_qkv_rope(te__onnx *g, const te_op_qkv_rope_args *a, const t
 
 /* ---- attention ---- */
 
-/* Changes x from [s, b, G, d] or [b, s, G, d] to [b, H, s, d]; if `turned` is true, to [b, H, d, s]. Repeats each of
- * the G key-value heads for the H / G query heads that share it. */
+/* Changes x from [s, b, G, d] or [b, s, G, d] to [b, H, s, d] or, if `turned`, [b, H, d, s]. Repeats the key-value
+ * heads. */
 static int te__onnx_heads(te__onnx *g, int x, bool batch_first, bool turned, int64_t heads, int64_t groups, int64_t d) {
     int64_t times[5] = {1, 1, 1, 1, 1}, joined[4];
     const int s = batch_first ? 1 : 0;
@@ -212,8 +211,7 @@ static int te__onnx_heads(te__onnx *g, int x, bool batch_first, bool turned, int
     x = te__onnx_2(g, "Expand", te__onnx_unsqueeze(g, x, 2), te__onnx_i64s(g, 5, times));
     return te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, joined));
 }
-/* Reshapes x so that it broadcasts over scores. A vector [H] becomes [1, H, 1, 1]. If of_sequences is true, a matrix
- * [b, H] becomes [b, H, 1, 1]. */
+/* Reshapes x to broadcast over scores: [H] to [1, H, 1, 1] or, if of_sequences is true, [b, H] to [b, H, 1, 1]. */
 static int te__onnx_over_heads(te__onnx *g, int x, int64_t heads, bool of_sequences) {
     int64_t shape[4] = {1, 1, 1, 1};
     shape[0] = of_sequences ? -1 : 1;
@@ -250,9 +248,8 @@ static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra
     return te__onnx_2(g, "Div", v, sum);
 }
 
-/* Translates the operation that makes cu_seqlens, of size b + 1, from a padding mask. In the graph every size must be a
- * product of input sizes and a constant (te__onnx_factor), but b + 1 is a sum. So the graph has the lengths of the b
- * sequences instead. */
+/* Translates the operation that makes cu_seqlens from a padding mask. A size of the graph must be a product, but b + 1
+ * is a sum. So the graph has the b lengths. */
 static void te__onnx_cu_seqlens(te__onnx *g, const te_op_cu_seqlens_args *a, const te_op_cu_seqlens_args *b) {
     int64_t rows[2] = {0, -1}; /* For Reshape a size of 0 means: keep the size of the input. */
     int v = te__onnx_cast(g, te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0)), TE__ONNX_INT64);
@@ -261,7 +258,7 @@ static void te__onnx_cu_seqlens(te__onnx *g, const te_op_cu_seqlens_args *a, con
     if (w && v >= 0) w->lengths = v;
 }
 /* Returns the lengths of the sequences as 64-bit [b, 1, 1, 1]. Fails if cu_seqlens was not computed from a padding
- * mask, since the graph then has no lengths. */
+ * mask. */
 static int te__onnx_lengths(te__onnx *g, const te_tensor *cu, const te_tensor *cu2) {
     int64_t shape[4] = {-1, 1, 1, 1};
     te__onnx_pair x = te__onnx_pair_of(cu, cu2);

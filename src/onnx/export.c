@@ -1,5 +1,5 @@
 /* onnx/export.c: te_onnx_export. It runs the module twice, and translates each recorded call of an operation into
- * nodes. This file uses the args and outputs of modules. It must not depend on what a module computes. */
+ * nodes. This file must not depend on what a module computes. */
 
 /* ---- recording the calls of a run ---- */
 
@@ -122,8 +122,8 @@ typedef enum te__onnx_axes {
     TE__ONNX_NO_INPUT   /* the tensor is not an input of the graph */
 } te__onnx_axes;
 
-/* The te__onnx_axes of each tensor of a module's call. A tensor with TE__ONNX_NO_INPUT is not an input of the graph.
- * Either te__onnx_inputs_refuse refuses the tensor, or the export refuses the operation that reads it. */
+/* The te__onnx_axes of each tensor of a module's call. A tensor with TE__ONNX_NO_INPUT is refused, or the operation
+ * that reads it is. */
 enum {
     TE__ONNX_OF_input = TE__ONNX_HIDDEN,
     TE__ONNX_OF_encoder_output = TE__ONNX_HIDDEN_KV,
@@ -230,8 +230,8 @@ static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *arg
     return TE_OK;
 }
 
-/* Returns the symbol (the varying size) of `length`, a number of keys. It is TE__ONNX_SEQUENCE_KV if the sizes show
- * that keys have a length of their own. Otherwise it is the symbol of the number of queries. */
+/* Returns the symbol (the varying size) of `length`, a number of keys: that of the queries, unless the sizes show a
+ * length of its own. */
 static int te__onnx_keys(const te__onnx *g, int64_t length, bool cross) {
     const bool is_kv = length == g->symbol[TE__ONNX_SEQUENCE_KV].first;
     return is_kv && (cross || length != g->symbol[TE__ONNX_SEQUENCE].first) ? TE__ONNX_SEQUENCE_KV : TE__ONNX_SEQUENCE;
@@ -365,8 +365,8 @@ static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inp
 
 /* ---- parameters ---- */
 
-/* Adds a parameter as a weight of the graph. If the parameter is stored quantized, x is its data or its scale, and
- * `part` is "row.data" or "row.scale". Otherwise `part` is NULL. */
+/* Adds a parameter as a weight of the graph. For a quantized parameter x is its data or scale, and `part` is "row.data"
+ * or "row.scale". Otherwise `part` is NULL. */
 static te_result te__onnx_add_weight(te__onnx *g, const char *path, const char *part, te_tensor *x) {
     te__onnx_pair pair;
     te__onnx_write *w;
@@ -420,8 +420,8 @@ static te_result te__onnx_scales_take(te_ctx *te, te__onnx_scales **list, int *n
     }
     return result;
 }
-/* Checks that every scale existed before the first run. A scale that a run of the export creates has the initial value
- * 1, which would be wrong in the file. */
+/* Checks that every scale existed before the first run. A scale that the export creates is 1, which would be wrong in
+ * the file. */
 static te_result te__onnx_scales_known(te_ctx *te, const te__onnx_scales *list, int n) {
     const te__scaling *s;
     char path[256];
@@ -437,8 +437,7 @@ static te_result te__onnx_scales_known(te_ctx *te, const te__onnx_scales *list, 
     }
     return TE_OK;
 }
-/* Restores the scales and amax histories to their values from before the export. If a run of the export created a
- * scale, only zeroes its history, because the scale is still 1. */
+/* Restores the scales and amax histories. A scale that the export created is still 1: only its history becomes 0. */
 static te_result te__onnx_scales_give_back(te_ctx *te, const te__onnx_scales *list, int n) {
     te_op_fill_args zero = TE_ZERO;
     te_result result = TE_OK;
@@ -513,8 +512,8 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
 /* Clears the fields of args that may differ between two runs of one module:
  * - sizes, which the tensors have as well
  * - values of fill operations, which may be sizes
- * - seeds and offsets of random numbers, since the export refuses dropout
- * - angles of rotations and lengths of sequences, since the functions that emit nodes compare them */
+ * - seeds and offsets of random numbers (the export refuses dropout)
+ * - angles of rotations and lengths of sequences (the functions that emit nodes compare them) */
 static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
     switch (op) {
     case TE_OP_GEMM: a->gemm.m = a->gemm.n = a->gemm.k = 0; break;
@@ -565,9 +564,8 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_clear_padding(second->op, &b);
     return memcmp(&a, &b, te__ops[first->op].args_size) == 0;
 }
-/* Records a call of an operation that cannot be expressed in ONNX. The export fails later if another operation reads
- * its results. It fails at once if the call writes a list of tensors: the list existed only during the call, so its
- * tensors are unknown. */
+/* Records a call of an operation that ONNX lacks. The export fails if an operation reads the results. It fails at once
+ * if the call writes a list: its tensors are unknown. */
 static void te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *second) {
     te__args l, m;
     int k;
@@ -580,8 +578,7 @@ static void te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *se
         else te__onnx_refuse(g, "it writes a list of tensors, which has no form in ONNX");
     }
 }
-/* Fails if a recorded call wrote to the memory of x. The caller has found that a collective or the host wrote to this
- * memory later (te__onnx_is_foreign). */
+/* Fails if a recorded call wrote to the memory of x before a collective or the host did (te__onnx_is_foreign). */
 static te_result te__onnx_refuse_foreign(te__onnx *g, const te_tensor *x) {
     te__onnx_pair pair = te__onnx_pair_of(x, x);
     char text[TE__SHAPE_TEXT];

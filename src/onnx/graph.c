@@ -1,18 +1,18 @@
 /* onnx/graph.c: the graph of an ONNX file while it is built, the sizes in it that vary, and the writing of the file.
- * This file uses tensors only as sources of bytes. It must not depend on operations of te.h.
+ * This file must not depend on operations of te.h.
  *
- * Every value of the graph is an item. An item is an input, a weight, constant numbers, or the single result of a node.
- * If the same node is requested twice, it is made once. So layers share masks and rotations. The file leaves out items
- * that no output needs.
+ * Every value of the graph is an item: an input, a weight, constant numbers, or the single result of a node. A node
+ * that is requested twice is made once, so layers share masks and rotations. The file leaves out items that no output
+ * needs.
  *
  * A function that makes a value returns the index of its item. It returns TE__ONNX_FAILED if the context has an error,
- * or if one of its arguments is TE__ONNX_FAILED. So a chain of calls needs only one check at its end. */
+ * or if an argument is TE__ONNX_FAILED. So a chain of calls needs only one check at its end. */
 
 enum { TE__ONNX_FAILED = -1, TE__ONNX_BUCKETS = 4096 };
 enum { TE__ONNX_BATCH, TE__ONNX_SEQUENCE, TE__ONNX_SEQUENCE_KV, TE__ONNX_SYMBOLS }; /* the sizes that vary */
 
-/* A size, stride or offset. `first` is its value in the run with the caller's inputs, `second` its value in the run
- * with larger inputs (see te__onnx_factor). */
+/* A size, stride or offset in the run with the caller's inputs, and in the run with larger inputs (see
+ * te__onnx_factor). */
 typedef struct te__onnx_size {
     int64_t first, second;
 } te__onnx_size;
@@ -131,8 +131,8 @@ static int te__onnx_weight(te__onnx *g, const char *name, te_tensor *tensor) {
     return te__onnx_named(g, x, name);
 }
 
-/* Looks for an earlier item with the same content as the last item. If there is one, removes the last item and returns
- * the index of the earlier one. Otherwise gives the last item a name and returns its index. */
+/* Returns an earlier item with the same content as the last item, and removes the last item. If there is none, names
+ * the last item and returns it. */
 static int te__onnx_once(te__onnx *g) {
     te__onnx_item *x = &g->items[g->num_items - 1];
     uint64_t hash = te__hash64(te__text_str(&x->bytes), x->bytes.n, (uint64_t)x->kind * 64 + (uint64_t)x->type);
@@ -244,7 +244,7 @@ static int te__onnx_squeeze(te__onnx *g, int x, int64_t axis) {
     return te__onnx_2(g, "Squeeze", x, te__onnx_i64s(g, 1, &axis));
 }
 /* Returns the elements begin, begin + step, ... before `end` along dimension `axis`. `begin` and `end` are graph items,
- * each a 64-bit vector of one number. */
+ * 64-bit [1]. */
 static int te__onnx_slice(te__onnx *g, int x, int64_t axis, int begin, int end, int64_t step) {
     int in[5];
     in[0] = x;
@@ -275,9 +275,8 @@ static int te__onnx_reduce_all(te__onnx *g, const char *op, int x) {
 /* ---- sizes that vary ----
  *
  * The module runs twice: with the caller's sizes, and with larger ones. For the second run each varying size is
- * multiplied by a different prime. A size or stride of the second run is then that of the first run times a product of
- * these primes. This product shows which varying sizes are factors of the size or stride. The rest of the size or
- * stride is a constant factor. */
+ * multiplied by a different prime. The quotient of the two values of a size or stride is then a product of these
+ * primes. It shows which varying sizes are factors of the size or stride. */
 
 static te__onnx_size te__onnx_fixed(int64_t n) {
     te__onnx_size s;
@@ -293,8 +292,7 @@ static bool te__onnx_is_fixed(te__onnx_size s) { return s.first == s.second; }
 static bool te__onnx_is(te__onnx_size s, int64_t n) { return s.first == n && s.second == n; }
 static bool te__onnx_same(te__onnx_size x, te__onnx_size y) { return x.first == y.first && x.second == y.second; }
 
-/* Finds the factors of s: s = factor * product over i of symbol[i] ^ power[i]. A power may be negative. Returns false
- * with the error recorded if s is no such product. */
+/* Finds s = factor * product over i of symbol[i] ^ power[i]. A power may be negative. Fails if s is no such product. */
 static bool te__onnx_factor(te__onnx *g, te__onnx_size s, int64_t *factor, int power[TE__ONNX_SYMBOLS]) {
     int64_t up = s.second, down = s.first, a = s.first, b = s.second;
     int i;
@@ -359,8 +357,7 @@ static int te__onnx_range(te__onnx *g, te__onnx_size n) {
     return te__onnx_3(g, "Range", te__onnx_i64(g, 0), te__onnx_scalar(g, n), te__onnx_i64(g, 1));
 }
 
-/* Returns a shape for Reshape or Expand. If `infer` is true and only one size varies, that size is written as -1, and
- * Reshape computes it. */
+/* Returns a shape for Reshape or Expand. `infer`: if only one size varies, writes it as -1, and Reshape computes it. */
 static int te__onnx_shape(te__onnx *g, int n, const te__onnx_size *shape, bool infer) {
     int64_t fixed[TE_MAX_DIMS + 2];
     int part[TE_MAX_DIMS + 2], i, vary = 0, parts = 0;
@@ -491,8 +488,8 @@ static void te__onnx_put_model(te__text *head, te__text *tail, uint64_t graph_by
     te__pb_message(tail, 8, &opset);
 }
 
-/* Writes the file: first `head`, then `graph` (nodes, inputs and outputs), then each initializer, then `tail`. The
- * bytes of a weight are copied directly from its tensor. */
+/* Writes the file: `head`, `graph` (nodes, inputs and outputs), each initializer, `tail`. The bytes of a weight come
+ * directly from its tensor. */
 static te_result te__onnx_stream(te__onnx *g, const char *path, const te__text *head, const te__text *graph,
                                  const te__text *tail) {
     te_ctx *te = g->te;

@@ -1,23 +1,22 @@
-/* onnx/memory.c: finds the item of the graph that has the value of a tensor. This file uses memory and strides. It must
- * not depend on what operations compute.
+/* onnx/memory.c: finds the item of the graph that has the value of a tensor. This file must not depend on what
+ * operations compute.
  *
- * Making a view is not a call of an operation, so the recorded calls show only which memory is written and read. The
- * export keeps a list of writes (te__onnx_write). An entry has a tensor that a call wrote, and the item with its value.
- * Parameters and inputs are the first entries. A tensor has the value of the last write to its memory. The graph
- * reshapes, slices, transposes or expands this value to the tensor's shape. If several calls wrote parts of a tensor,
- * its value is a Concat of their values. Memory without a write is a constant.
+ * The export keeps a list of all writes to memory (te__onnx_write). Parameters and inputs come first. A tensor has the
+ * value of the last write to its memory. Views are not recorded: the graph reshapes, slices, transposes or expands the
+ * written value to the tensor's shape. If several calls wrote ranges of a tensor, its value is a Concat. Memory without
+ * a write is a constant.
  *
- * The graph computes in f32 and 64-bit integers, as the operations do internally. A value is cast to its tensor's
- * format where the tensor is written, and back where the tensor is read. So values are rounded where te.h rounds them,
- * and runtimes need no 16-bit arithmetic, which onnxruntime's CPU kernels lack for bfloat16. */
+ * The graph computes in f32 and 64-bit integers. A value is cast to its tensor's dtype where the tensor is written, so
+ * values are rounded where te.h rounds them. The graph needs no 16-bit arithmetic, which onnxruntime's CPU kernels lack
+ * for bfloat16. */
 
 /* One tensor of a call: `first` from the run with the caller's sizes, `second` from the run with larger sizes. */
 typedef struct te__onnx_pair {
     te_tensor first, second; /* shape and memory; not owned */
 } te__onnx_pair;
 
-/* The content of a row_id_map, which sorts the copies of tokens by expert. Each of the four vectors is the index
- * of a graph item in 64-bit integers (see onnx/moe.c). */
+/* The content of a row_id_map, which sorts the copies of tokens by expert. Each vector is the index of a graph item in
+ * 64-bit integers (see onnx/moe.c). */
 typedef struct te__onnx_map {
     bool is_map;
     int64_t topk; /* index map: the number of experts of each token; mask map: 0 */
@@ -62,8 +61,8 @@ static void te__onnx_dims(const te__onnx_pair *x, te__onnx_size shape[TE_MAX_DIM
     int i;
     for (i = 0; i < x->first.ndim; i++) shape[i] = te__onnx_dim(x, i);
 }
-/* Returns x with another shape of n dimensions in the same memory. The result is contiguous, but the stride of its
- * second last dimension is `row`. */
+/* Returns x as n dimensions in the same memory. The result is contiguous, but the stride of its second last dimension
+ * is `row`. */
 static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_size *shape, te__onnx_size row) {
     te__onnx_pair y = *x;
     te__onnx_size stride = te__onnx_fixed(1);
@@ -85,8 +84,7 @@ static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_s
 static bool te__onnx_spans_meet(const te_tensor *x, const te_tensor *y) {
     te__span s, t;
     if (x->buffer != y->buffer) return false;
-    /* An FP4 code has only half a byte, so strides cannot describe it. Comparing the buffers is enough, because FP4
-     * codes always have a buffer of their own. */
+    /* Strides cannot describe FP4 codes, which have half a byte. FP4 codes always have a buffer of their own. */
     if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true;
     te__span_of(x, &s);
     te__span_of(y, &t);
@@ -114,8 +112,8 @@ static int te__onnx_last(const te__onnx *g, const te__onnx_pair *x, int before) 
 
 /* ---- layout of tensors in memory ---- */
 
-/* Writes to `order` the dimensions of x that have more than one element, the largest stride first. Leaves out broadcast
- * dimensions (stride 0). Returns the number of dimensions in `order`. */
+/* Writes to `order` the dimensions of x, the largest stride first. Leaves out dimensions of size 1 or stride 0. Returns
+ * the number of dimensions in `order`. */
 static int te__onnx_order(const te__onnx_pair *x, int order[TE_MAX_DIMS]) {
     int i, k, n = 0;
     for (i = 0; i < x->first.ndim; i++) {
@@ -126,8 +124,8 @@ static int te__onnx_order(const te__onnx_pair *x, int order[TE_MAX_DIMS]) {
     return n;
 }
 /* Returns true if x fills its memory without gaps. Otherwise sets *gap to i + 1, where order[i] is the innermost
- * dimension with a gap. A dimension has a gap if its stride is not the number of elements inside it. Example: in a
- * 4 x 3 matrix whose rows are 8 elements apart, there is a gap after each row, and *gap is 1. */
+ * dimension with a gap.
+ * Example: a 4 x 3 matrix whose rows are 8 elements apart has *gap = 1. */
 static bool te__onnx_is_dense(const te__onnx_pair *x, const int *order, int n, int *gap) {
     te__onnx_size expect = te__onnx_fixed(1);
     int i;
@@ -180,16 +178,16 @@ static int te__onnx_wide(te__onnx *g, const te__onnx_write *w) {
     }
 }
 
-/* The place of a tensor in a block of memory without gaps. The block has n dimensions. Along dimension i the block has
- * full[i] elements, and the tensor takes size[i] of them from begin[i] on.
+/* The position of a tensor in a gapless block of memory. Along dimension i the tensor takes size[i] of the block's
+ * full[i] elements, from begin[i] on.
  * Example, the last 3 columns of a [4, 8] matrix: full is 4, 8; begin is 0, 5; size is 4, 3. */
 typedef struct te__onnx_place {
     int n, order[TE_MAX_DIMS]; /* Dimension i of the block is dimension order[i] of the tensor. The last dimension of
                                 * the block may belong to no dimension of the tensor. */
     te__onnx_size full[TE_MAX_DIMS + 1], begin[TE_MAX_DIMS + 1], size[TE_MAX_DIMS + 1];
 } te__onnx_place;
-/* Finds the place of x in a block of `total` elements that begins at byte `base` of the buffer. Returns false if x has
- * no such place. */
+/* Finds the position of x in a block of `total` elements at byte `base` of the buffer. Returns false if x is not
+ * inside. */
 static bool te__onnx_place_of(te__onnx_place *p, const te__onnx_pair *x, te__onnx_size total, te__onnx_size base) {
     te__onnx_size at, rest, outer = total, bytes = te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype)));
     int i, n = te__onnx_order(x, p->order);
@@ -212,8 +210,7 @@ static bool te__onnx_place_of(te__onnx_place *p, const te__onnx_pair *x, te__onn
     return true;
 }
 
-/* Returns a graph item with the value of x, made from the value of write w by slicing, transposing and reshaping. Sets
- * *fits to false if w does not contain all of x. */
+/* Returns a graph item with the value of x, made from write w. Sets *fits to false if w does not contain all of x. */
 static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pair *x, bool *fits) {
     int order[TE_MAX_DIMS], back[TE_MAX_DIMS + 1], n, gap, i, k, v;
     te__onnx_size base, total = te__onnx_fixed(1), now[TE_MAX_DIMS], shape[TE_MAX_DIMS];
@@ -288,8 +285,7 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
 
 /* ---- tensors whose parts several calls wrote ---- */
 
-/* Checks that x and y are parts of one tensor that differ only in their range along dimension `axis`. Sets *at to the
- * first index of y minus the first index of x, along `axis`. */
+/* Returns true if x and y are ranges of one tensor along `axis`. Sets *at to y's first index minus x's. */
 static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, int axis, te__onnx_size *at) {
     te__onnx_size rest,
         step = te__onnx_times(te__onnx_stride(x, axis), te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype))));
@@ -307,8 +303,8 @@ static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, i
     return te__onnx_divide(at, step, &rest) && te__onnx_is(rest, 0);
 }
 
-/* Joins the write at index `last` with writes to other parts of the same tensor, if the parts touch along one
- * dimension. Adds the joined part as a new write. Returns false if that is not possible. */
+/* Joins the write at index `last` with writes that touch it along one dimension of the tensor. Adds the result as a
+ * write. Returns false if that fails. */
 static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
     enum { MOST = 1024 };
     const te__onnx_pair x = g->writes[last].x; /* a copy, because the list may be reallocated */
@@ -358,8 +354,8 @@ static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
 
 /* ---- reading and writing ---- */
 
-/* No call has written this tensor, so it becomes a constant of the graph. Fails unless the tensor has the same content
- * in both runs of the module. */
+/* Makes a constant of a tensor that no call has written. Fails if the tensor differs between the two runs of the
+ * module. */
 static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
     char name[64], a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     size_t bytes = te_tensor_bytes(first);
@@ -388,8 +384,7 @@ static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
     return v;
 }
 
-/* Finds the write (te__onnx_write) whose tensor contains all of x. Returns a graph item with the value of x, made from
- * the value of this write. Sets *found to the index of the write. */
+/* Returns a graph item with the value of x. Sets *found to the index of the write whose tensor contains all of x. */
 static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, te_tensor *second, int *found) {
     char text[TE__SHAPE_TEXT];
     int i = te__onnx_last(g, x, g->num_writes), v;
@@ -414,8 +409,8 @@ static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, 
     return te__onnx_refuse(g, "it reads %s, a result of %s that has no form in ONNX", te__shape_text(&x->first, text),
                            g->writes[i].by ? g->writes[i].by : "no operation");
 }
-/* Returns a graph item with the value of a tensor, reshaped to the shape of x. The item is f32, or 64-bit integers if
- * the tensor has integers. `first` and `second` are the tensor in the first and the second run of the module. */
+/* Returns a graph item with the value of a tensor in the shape of x, in f32 or 64-bit integers. `first` and `second`:
+ * the tensor in both runs. */
 static int te__onnx_read_as(te__onnx *g, const te__onnx_pair *x, const te_tensor *first, const te_tensor *second) {
     int found;
     return te__onnx_find(g, x, (te_tensor *)first, (te_tensor *)second, &found);
@@ -425,9 +420,8 @@ static int te__onnx_read(te__onnx *g, const te_tensor *first, const te_tensor *s
     return te__onnx_read_as(g, &x, first, second);
 }
 
-/* Records that a call writes x. `value` is a graph item in f32 or 64-bit integers, in the shape of x. If `value`
- * is TE__ONNX_FAILED, operations that read x are refused later. Returns the new write, or NULL if the context has an
- * error. */
+/* Records that a call writes x. `value` is a graph item in f32 or 64-bit integers. If it is TE__ONNX_FAILED, operations
+ * that read x are refused. */
 static te__onnx_write *te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, int value) {
     te_dtype dtype = x->first.dtype;
     te__onnx_write *w;
@@ -440,8 +434,7 @@ static te__onnx_write *te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, in
     w->by = g->op;
     return w;
 }
-/* Does what te__onnx_store_as does. `first` and `second` are the tensor that a call writes, in the two runs of the
- * module. If `first` is NULL, records nothing and returns NULL. */
+/* Does the same as te__onnx_store_as for the tensor of the two runs of the module. Does nothing if `first` is NULL. */
 static te__onnx_write *te__onnx_store(te__onnx *g, const te_tensor *first, const te_tensor *second, int value) {
     te__onnx_pair x;
     if (!first) return NULL;
@@ -449,9 +442,7 @@ static te__onnx_write *te__onnx_store(te__onnx *g, const te_tensor *first, const
     return te__onnx_store_as(g, &x, value);
 }
 
-/* These macros take the name of a tensor field. a and b are the args of one call in the two runs of the module.
- * TE__ONNX_PAIR returns the tensors of both runs. TE__ONNX_READ returns the graph item with the tensor's value.
- * TE__ONNX_STORE records that the call writes the tensor. */
+/* These macros take the name of a tensor field. a and b are the args of one call in the two runs of the module. */
 #define TE__ONNX_PAIR(field) te__onnx_pair_of(a->field, b->field)
 #define TE__ONNX_READ(field) te__onnx_read(g, a->field, b->field)
 #define TE__ONNX_STORE(field, value) te__onnx_store(g, a->field, b->field, value)

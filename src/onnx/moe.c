@@ -1,12 +1,14 @@
 /* onnx/moe.c: translates MoE routers, and the operations that permute rows by expert, into nodes of an ONNX graph. This
- * file uses the args of operations and their formulas. It must not depend on modules.
+ * file must not depend on modules.
  *
- * The graph has the content of a row_id_map as vectors (te__onnx_map) with one element for each copy of a token (one
- * copy for each chosen expert). They are the source row, the index in the flattened probabilities [T, E] or [T, topk]
- * (`place`), the expert, and the destination row. The te__onnx_write of the row_id_map has these vectors. */
+ * In the graph a row_id_map is four vectors (te__onnx_map). Each has one element for each copy of a token:
+ * - `source`: the source row
+ * - `place`: the index in the flattened probabilities [T, E] or [T, topk]
+ * - `expert`: the expert
+ * - `destination`: the destination row */
 
-/* Returns the second result of TopK: the 64-bit indices of the `k` largest or smallest elements along the last axis, in
- * order. Among equal elements the earlier one comes first. k is a graph item, a 64-bit vector of one number. */
+/* Returns the 64-bit indices of the `k` largest or smallest elements along the last axis. Of equal elements the earlier
+ * comes first. k is a graph item [1]. */
 static int te__onnx_top(te__onnx *g, int x, int k, bool largest) {
     te__text t = te__onnx_attributes(g);
     te__onnx_attr_int(&t, "largest", largest);
@@ -150,10 +152,9 @@ static void te__onnx_moe_index_map(te__onnx *g, const te_op_moe_index_map_args *
     m.destination = te__onnx_range(g, kept);
     te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
 }
-/* Sets *m to the te__onnx_map of the row_id_map `map`. If `pad` is not NULL, it holds the padding in front of each
- * expert's rows, and the destination rows move by this padding. `topk` is the number of experts per token that the
- * caller expects, 0 for a mask map. Returns false with an error recorded if `topk` is not that of the map, or if no
- * recorded call wrote the map. */
+/* Sets *m to the te__onnx_map of `map`. `pad`, if not NULL, is the padding before each expert's rows, and moves the
+ * destination rows. `topk` is the expected number of experts per token, 0 for a mask map. Fails if no recorded call
+ * wrote such a map. */
 static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te_tensor *pad,
                             const te_tensor *pad2, int64_t topk, te__onnx_map *m) {
     te__onnx_pair x = te__onnx_pair_of(map, map2);
@@ -177,8 +178,7 @@ static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *
     return true;
 }
 
-/* Returns zeros in the shape of x, but with `values` in the rows whose indices are in `rows`. If `add` is true, rows
- * with the same index are summed. */
+/* Returns zeros in the shape of x, but with `values` in the rows `rows`. If `add` is true, equal rows are summed. */
 static int te__onnx_scatter(te__onnx *g, const te_tensor *x, const te_tensor *x2, int rows, int values, bool add) {
     te__text t = te__onnx_attributes(g);
     te__onnx_pair p = te__onnx_pair_of(x, x2);
@@ -223,8 +223,8 @@ static void te__onnx_moe_unpermute(te__onnx *g, const te_op_moe_unpermute_args *
     TE__ONNX_STORE(y, te__onnx_scatter(g, a->y, b->y, m.source, rows, true));
 }
 
-/* Computes the chunk of each row: the number of chunks that end before the row, or -1 for rows after the last chunk.
- * Translates the operation only if `chunk_numbers` is true. Otherwise operations that read its map are refused. */
+/* Computes the chunk of each row, -1 after the last chunk. Without `chunk_numbers`, operations that read the map are
+ * refused. */
 static void te__onnx_moe_chunk_map(te__onnx *g, const te_op_moe_chunk_map_args *a, const te_op_moe_chunk_map_args *b) {
     te__onnx_pair map = TE__ONNX_PAIR(row_id_map);
     int rows, v, n = te__onnx_i64(g, te__numel(a->sizes));

@@ -1,9 +1,9 @@
 /* onnx/ops.c: translates elementwise operations, norms, activations and softmax into nodes of an ONNX graph. This file
- * uses the args of operations and their formulas. It must not depend on modules.
+ * must not depend on modules.
  *
- * An emitter is a function that translates the calls of one operation. te_onnx_export runs the module twice, and the
- * emitter gets the args of a call from both runs. It adds nodes that compute the results in f32. The results are
- * rounded to their formats when they are stored. After an error no more nodes are made. */
+ * An emitter translates the calls of one operation. It gets the args of a call from the two runs of te_onnx_export. Its
+ * nodes compute in f32. The results are rounded to their dtypes when they are stored. After an error no more nodes are
+ * made. */
 
 /* ---- copies and sums ---- */
 
@@ -46,8 +46,7 @@ static void te__onnx_axpby(te__onnx *g, const te_op_axpby_args *a, const te_op_a
     }
     TE__ONNX_STORE(out, v);
 }
-/* `numbers` has one number for each row of the tensor `of`. Returns them in the shape of that tensor, but with a last
- * dimension of 1. */
+/* Reshapes `numbers`, one for each row of `of`, to the shape of `of` with a last dimension of 1. */
 static int te__onnx_per_row(te__onnx *g, int numbers, const te__onnx_pair *of) {
     te__onnx_size shape[TE_MAX_DIMS];
     te__onnx_dims(of, shape);
@@ -64,8 +63,8 @@ static void te__onnx_sum(te__onnx *g, const te_op_sum_args *a, const te_op_sum_a
     int v = te__onnx_2(g, "Mul", te__onnx_reduce_all(g, "ReduceSum", TE__ONNX_READ(x)), te__onnx_f32(g, a->scale));
     TE__ONNX_STORE(out, te__onnx_vector(g, v));
 }
-/* Ids outside of this rank's rows of the embedding table give zeros, because another rank may have their rows. te.h
- * refuses ids outside of the vocabulary, but an ONNX graph cannot do that. */
+/* Ids outside of this rank's rows of the table give zeros: another rank may have their rows. Unlike te.h, a graph
+ * cannot refuse ids. */
 static void te__onnx_embedding_fwd(te__onnx *g, const te_op_embedding_fwd_args *a, const te_op_embedding_fwd_args *b) {
     int ids = TE__ONNX_READ(ids), zero = te__onnx_i64(g, 0), inside, rows;
     if (a->from_end)
@@ -136,8 +135,7 @@ static void te__onnx_l2normalize_fwd(te__onnx *g, const te_op_l2normalize_fwd_ar
 /* ---- activations ---- */
 
 /* There is one function for each nonlinearity of ops/act/list.h. te__onnx_act_one has the list of them. */
-/* Returns max(x, 0). The operator Relu is not used here, because onnxruntime removes a Relu in front of QuantizeLinear.
- * That is right only for unsigned codes. */
+/* Returns max(x, 0). onnxruntime removes a Relu in front of QuantizeLinear, which is right only for unsigned codes. */
 static int te__onnx_relu(te__onnx *g, int x) { return te__onnx_2(g, "Max", x, te__onnx_f32(g, 0.0f)); }
 static int te__onnx_srelu(te__onnx *g, int x) {
     int v = te__onnx_relu(g, x);
@@ -189,8 +187,8 @@ static int te__onnx_gate(te__onnx *g, te_activation act, const te_activation_par
     }
     return TE__ONNX_FAILED;
 }
-/* Applies an activation to the value v and returns the result. On entry *from has the shape of v. On return it has the
- * shape of the result. */
+/* Applies an activation to the value v, and returns the result. Changes *from from the shape of v to that of the
+ * result. */
 static int te__onnx_activated(te__onnx *g, int v, te__onnx_pair *from, te_activation act,
                               const te_activation_params *p) {
     const int last = from->first.ndim - 1;
@@ -247,9 +245,8 @@ static bool te__onnx_is_bottom_right(te_attn_mask mask) {
 static bool te__onnx_corner(const te__onnx_scores *s) {
     return te__onnx_is_bottom_right(s->mask) || (!te__onnx_is_top_left(s->mask) && s->bottom_right_diagonal != TE_OFF);
 }
-/* Returns the value of j - i on the diagonal, plus the constant `plus`. i is the index of a query, j that of a key. The
- * diagonal begins in the upper left corner of the scores, or, if bottom_right is true, ends in the lower right corner
- * of the scores. */
+/* Returns j - i on the diagonal, plus `plus`, for query i and key j. bottom_right: the diagonal ends in the lower right
+ * corner of the scores. */
 static int te__onnx_diagonal(te__onnx *g, const te__onnx_scores *s, bool bottom_right, int64_t plus) {
     int v = te__onnx_i64(g, plus);
     if (!bottom_right || (!s->padded && te__onnx_same(s->s_q, s->s_kv)) || (s->padded && s->len_q == s->len_kv))
@@ -264,8 +261,8 @@ static int te__onnx_both(te__onnx *g, int x, int y) {
     return x == TE__ONNX_ALL ? y : y == TE__ONNX_ALL ? x : te__onnx_2(g, "And", x, y);
 }
 
-/* Returns a mask that is true for each key that a query may see, given the causal mask, the window and the lengths. The
- * mask is bool [s_q, s_kv] or [b, 1, s_q, s_kv], or TE__ONNX_ALL. */
+/* Returns the mask of the visible keys: bool [s_q, s_kv] or [b, 1, s_q, s_kv], or TE__ONNX_ALL. Uses the causal mask,
+ * the window and the lengths. */
 static int te__onnx_visible(te__onnx *g, const te__onnx_scores *s) {
     const bool top_left = te__onnx_is_top_left(s->mask), bottom_right = te__onnx_is_bottom_right(s->mask),
                corner = te__onnx_corner(s);
@@ -286,8 +283,8 @@ static int te__onnx_visible(te__onnx *g, const te__onnx_scores *s) {
     }
     return v;
 }
-/* Returns the softmax over the last dimension, in which only the visible scores count. The result is 0 for all other
- * scores, so a row without visible scores is 0. */
+/* Returns the softmax of the visible scores over the last dimension. All other results are 0, also in a row without
+ * visible scores. */
 static int te__onnx_softmax_of(te__onnx *g, int scores, int visible) {
     te__text t = te__onnx_attributes(g);
     int v = visible == TE__ONNX_ALL ? scores : te__onnx_3(g, "Where", visible, scores, te__onnx_f32(g, -3e38f));

@@ -1,9 +1,9 @@
-/* onnx/proto.c: the wire format of protobuf, and ONNX's ids of message fields and number formats. This file handles
- * only bytes. It must not depend on tensors, nor on what an operation computes.
+/* onnx/proto.c: the wire format of protobuf, and ONNX's ids of message fields and number formats. This file must not
+ * depend on tensors, nor on what an operation computes.
  *
  * A message is a sequence of fields. A field is a key (field number and wire type) and a value. The value is a varint,
- * four bytes, or a length followed by that many bytes. A message inside another message is a value of the last kind. So
- * its length must be known before it is written. */
+ * four bytes, or a length followed by that many bytes. A message inside another message is of the last kind, so its
+ * length must be known before it is written. */
 
 enum { TE__ONNX_OPSET = 19, TE__ONNX_IR = 9 }; /* Opset 19 is the first in which QuantizeLinear makes FP8 codes. IR
                                                 * version 9 was released with opset 19. */
@@ -126,8 +126,8 @@ static void te__onnx_put_tensor(te__text *t, const char *name, int type, int ndi
     te__pb_string(t, 8, name);
     te__pb_head(t, 9, bytes);
 }
-/* Writes an input or output of the graph. axis[i] is the name of the size of dimension i if this size varies. It is
- * NULL if the size is always shape[i]. */
+/* Writes an input or output of the graph. axis[i] is the name of a varying size, or NULL if the size is always
+ * shape[i]. */
 static void te__onnx_put_value(te__text *graph, int field, const char *name, int type, int ndim, const int64_t *shape,
                                const char *const *axis) {
     te__text value = TE_ZERO, kind = TE_ZERO, tensor = TE_ZERO, dims = TE_ZERO;

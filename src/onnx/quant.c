@@ -1,14 +1,13 @@
 /* onnx/quant.c: translates quantization, and GEMMs whose operands are codes, into nodes of an ONNX graph. This file
- * uses the args of operations. It must not depend on recipes.
+ * must not depend on recipes.
  *
  * Codes with one scale per tensor become QuantizeLinear and DequantizeLinear, because runtimes look for these two
  * operators. The scale is a constant if it is known at the export: under delayed scaling, and for a parameter under
- * current scaling. Otherwise the graph computes the scale from the tensor. The graph's value for a tensor of codes is
- * always the decoded numbers, so GEMMs multiply plain numbers.
+ * current scaling. The graph's value for a tensor of codes is always the decoded numbers, so GEMMs multiply plain
+ * numbers.
  *
- * The opset of the ONNX file (TE__ONNX_OPSET) cannot express scales of blocks. If a parameter is quantized in blocks,
- * the ONNX file stores its decoded codes. If another tensor is quantized in blocks, the graph does not quantize it, and
- * GEMMs use the numbers before quantization. */
+ * The opset of the ONNX file (TE__ONNX_OPSET) cannot express scales of blocks. A parameter quantized in blocks is
+ * stored as its decoded codes. Other tensors that te.h quantizes in blocks stay unquantized. */
 
 /* ---- codes with one scale per tensor ---- */
 
@@ -78,8 +77,8 @@ static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, cons
     return pad[2 * n - 1] > 0 ? te__onnx_2(g, "Pad", value, te__onnx_i64s(g, 2 * n, pad)) : value;
 }
 
-/* Stores `value` as the result y of a call. If y is FP8, first rounds the value to codes with `scale`. `from` has the
- * shape of `value`. */
+/* Stores `value` as the result y of a call. An FP8 y first rounds it to codes with `scale`. `from` has the shape of
+ * `value`. */
 static void te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *y,
                                   const te_tensor *y2, const te_tensor *scale, const te_tensor *scale2) {
     if (y && te__is_fp8(y->dtype)) {
@@ -91,8 +90,7 @@ static void te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *f
 
 /* ---- groups of rows ---- */
 
-/* Returns numbers[groups[i]] for each row i of a matrix, as a column. The number is 1 for a row without a group
- * (groups[i] is -1). `numbers` is [n]. */
+/* Returns numbers[groups[i]] for each row i of a matrix, as a column, or 1 if groups[i] is -1. `numbers` is [n]. */
 static int te__onnx_of_rows(te__onnx *g, int numbers, int groups, int64_t n) {
     int none = te__onnx_2(g, "Less", groups, te__onnx_i64(g, 0));
     numbers = te__onnx_concat2(g, 0, numbers, te__onnx_vector(g, te__onnx_f32(g, 1.0f)));
@@ -138,8 +136,8 @@ static void te__onnx_scale_from_amax(te__onnx *g, const te_op_scale_from_amax_ar
     TE__ONNX_STORE(scale_inv, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), v));
 }
 
-/* Returns the amax for a cast under current scaling, as a scalar. If the operation that made x computed x_amax, returns
- * that. Otherwise the graph computes the amax from x. */
+/* Returns the amax for a cast under current scaling, as a scalar: x_amax if the operation that made x computed it,
+ * otherwise from x. */
 static int te__onnx_cast_amax(te__onnx *g, const te_op_fp8_quantize_args *a, const te_op_fp8_quantize_args *b, int x) {
     te_tensor left, left2;
     te__onnx_pair amax;
@@ -212,8 +210,8 @@ static te__onnx_codes te__onnx_codes_of(te_scaling scaling, const te_tensor *q, 
     return c;
 }
 
-/* Decodes codes with block scales to numbers [rows, columns], and adds them to the ONNX file as a weight. x is the
- * weight that was quantized, or the codes in which it is stored. */
+/* Decodes codes with block scales to a weight [rows, columns] of the ONNX file. x is the weight that was quantized, or
+ * its stored codes. */
 static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, int64_t rows,
                                   int64_t columns, const char *path) {
     te_ctx *te = g->te;
@@ -233,8 +231,7 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
         same_name += p->path && strcmp(p->path, path) == 0;
     }
     int64_t shape[2] = {rows, columns};
-    /* An FP8 code times a power of two, as in MXFP8, is exact in bfloat16. The scales of other formats are not powers
-     * of two, so they need f32. */
+    /* An FP8 code times a power of two (MXFP8) is exact in bfloat16. Other scales are no powers of two and need f32. */
     out = te_tensor_empty(te, c->scaling == TE_SCALING_MXFP8 ? TE_BF16 : TE_F32, 2, shape);
     if (!out) return TE__ONNX_FAILED;
     if (c->scaling == TE_SCALING_MXFP8) {
@@ -278,8 +275,8 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
     return i;
 }
 
-/* Stores the graph's value for the result of a call that quantized x in blocks. If x is a parameter or a constant, the
- * value is the decoded codes. Otherwise the value is x, which the graph does not quantize. */
+/* Stores the value of a call that quantized x in blocks: the decoded codes of a parameter or constant, otherwise x
+ * itself, unquantized. */
 static void te__onnx_blocks(te__onnx *g, te__onnx_codes c, const te_tensor *x, const te_tensor *x2,
                             const te_tensor *row2) {
     const te__onnx_write *w = te__onnx_constant_of(g, x, x2);
@@ -320,8 +317,7 @@ static void te__onnx_nvfp4_quantize(te__onnx *g, const te_op_nvfp4_quantize_args
         b->x, b->row);
 }
 
-/* Prepares the operand c.q of a GEMM. If c.q is a parameter or constant that is stored as codes, replaces its value in
- * the graph by the decoded numbers. */
+/* Prepares the operand c.q of a GEMM. A parameter or constant that is stored as codes becomes its decoded numbers. */
 static bool te__onnx_operand(te__onnx *g, te__onnx_codes c, const te_tensor *q2, int64_t lines, int64_t k) {
     te__onnx_pair x = te__onnx_pair_of(c.q, q2);
     int i = te__onnx_last(g, &x, g->num_writes), v;
@@ -459,8 +455,8 @@ static void te__onnx_gemm(te__onnx *g, const te_op_gemm_args *a, const te_op_gem
     te__onnx_store_as(g, &d, v);
 }
 
-/* Returns true if all groups have the same number of rows, because one operation filled `sizes` with one value. The
- * grouped GEMM is then a batched GEMM, [groups, rows, k] by [groups, k, n], and the number of groups may vary. */
+/* Returns true if one operation filled `sizes` with one value. The grouped GEMM is then a batched GEMM, and the number
+ * of groups may vary. */
 static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *a, const te_op_grouped_gemm_args *b) {
     te__onnx_pair sizes;
     const te__onnx_write *w;
@@ -472,8 +468,8 @@ static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *
     return w && w->filled.first > 0 && w->filled.first * a->groups == a->m && w->filled.second * b->groups == b->m &&
            te__data(&w->x.first) == te__data(a->sizes) && te__numel(&w->x.first) == te__numel(a->sizes);
 }
-/* Translates a grouped GEMM. For each group the graph multiplies a slice of the rows by the group's weight. The graph
- * computes where each slice ends. Rows after the last group become 0. */
+/* Translates a grouped GEMM: for each group, a slice of the rows by the group's weight. Rows after the last group
+ * become 0. */
 static void te__onnx_grouped_gemm(te__onnx *g, const te_op_grouped_gemm_args *a, const te_op_grouped_gemm_args *b) {
     enum { MOST = 1024 };
     const bool batch = te__onnx_is_batch(g, a, b);

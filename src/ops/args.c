@@ -1,11 +1,10 @@
-/* ops/args.c: for each operation, the list of the tensors in its args and how they are used. This file also has the
- * checks that the public functions of all operations share. It may use every args struct. It must not depend on what
- * operations compute.
+/* ops/args.c: the tensors in the args of each operation, and how they are used. Also the checks that all operations
+ * share. This file must not depend on what operations compute.
  *
- * The list has one line for each operation. These parts are made from it:
+ * The list has one line for each operation. Its users:
  * - the common checks (te__args_check)
  * - the record of which tensors have been written (te__args_touch)
- * - the list of memory that a capture keeps, and the copy of a call that the capture stores (ops/record.c)
+ * - captures (ops/record.c)
  * - te_query_args and the trace hook */
 
 /* ---- the flags that the list uses ---- */
@@ -64,9 +63,8 @@ enum {
 
 /* ---- the list ---- */
 
-/* T(field, flags) is a tensor. L(list, member, n, flags) is a list of n tensors: the pointers list[i], or
- * list[i].member if there is a member. An operation without a line here does not compile. If a line lacks a
- * field, tests/nn/test_graph.c fails. If a flag is wrong, tests/mend/test_bytes_inside.c fails. */
+/* T(field, flags) is a tensor. L(list, member, n, flags) is a list of n tensors: list[i], or list[i].member. Tests find
+ * missing fields and wrong flags. */
 #define TE__ARGS_copy(T, L) \
     T(src, TE__IN | TE__AS_BYTES | TE__STRIDED | TE__MEETS) T(dst, TE__OUT | TE__AS_BYTES | TE__STRIDED | TE__MEETS)
 #define TE__ARGS_fill(T, L) T(dst, TE__OUT | TE__AS_BYTES)
@@ -126,9 +124,8 @@ enum {
 #define TE__ARGS_nvfp4_amax(T, L) \
     T(x, TE__IN_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT) \
     T(noop, TE__IN_F32 | TE__OPT | TE__ONE) TE__GROUPS(T)
-/* Allows amax_row and amax_col to be the same tensor (TE__TWIN). This needs two conditions: the row-wise and the
- * column-wise copy of x have the same values (the latter has no RHT), and amax_row has one element, the amax of all
- * values. */
+/* Allows amax_row and amax_col to be one tensor (TE__TWIN). Both copies must have the same values: no RHT. amax_row
+ * must be the amax of all values. */
 #define TE__ONE_AMAX ((a->rht && a->col) || (a->amax_row && te__numel(a->amax_row) != 1) ? 0 : TE__TWIN)
 #define TE__ARGS_nvfp4_quantize(T, L) \
     T(x, TE__IN_FLOAT) T(row, TE__MADE | TE__AS_E2M1 | TE__OPT) \
@@ -147,8 +144,8 @@ enum {
     T(aux, TE__AUX | TE__PART(aux, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED) T(bias_gradient, TE__OUT_FLOAT | TE__OPT) \
     T(amax_a, TE__IN_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4)) \
     T(amax_b, TE__IN_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4))
-/* Without along_k each group writes some of the rows of d and aux, and only the device knows how many rows are
- * written. The other rows keep their values, so the old values count as read. */
+/* Without along_k, only the device knows how many rows of d and aux are written. The other rows keep their old values,
+ * which count as read. */
 #define TE__ARGS_grouped_gemm(T, L) \
     T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) \
     T(d, TE__SUM | TE__PART(d, a->along_k ? te__size_times(a->groups, a->m) : 0, a->n) | TE__AS_FLOAT | TE__STRIDED) \
@@ -348,8 +345,8 @@ typedef union te__any_args {
 
 /* ---- padding ---- */
 
-/* Clears the bytes between fields and after the last field of an args struct. They have whatever values the caller's
- * memory had. Only operations whose args are compared (in onnx/export.c) need this. */
+/* Clears the bytes between and after the fields of an args struct. Only operations whose args are compared
+ * (onnx/export.c) need this. */
 static void te__args_clear_padding(te_op op, te__any_args *args) {
 #define TE__HOLE(lower, UPPER, before, next)                                                              \
     {TE_OP_##UPPER, offsetof(te_op_##lower##_args, before) + sizeof(((te_op_##lower##_args *)0)->before), \
@@ -430,9 +427,8 @@ typedef struct te__span {
     uintptr_t begin, end;
 } te__span;
 
-/* One argument of a call. It is a field that points to a tensor, or a list of `count` tensors whose pointers are
- * `stride` bytes apart. The pointers are read and written by memcpy, since their type is te_tensor * or
- * const te_tensor *. */
+/* One argument of a call: a pointer to a tensor, or a list of `count` pointers, `stride` bytes apart. memcpy accesses
+ * the pointers: te_tensor * or const te_tensor *. */
 typedef struct te__arg {
     const char *name;
     unsigned char *slot; /* the address of the pointer to the tensor, or to the list's first tensor; NULL if the list is
@@ -482,8 +478,8 @@ typedef struct te__args {
 TE_OP_LIST(TE__ARGS_COLLECT)
 #undef TE__ARGS_COLLECT
 
-/* Fills in *l with the arguments of a call. *l is valid as long as `args` exists. If `all` is false, optional arguments
- * that are NULL are left out. */
+/* Fills in *l with the arguments of a call, valid as long as `args` exists. `all`: with the optional arguments that are
+ * NULL. */
 static void te__args_of(te__args *l, te_op op, void *args, bool all) {
     static te__arg *(*const collect[TE_OP_COUNT])(te__arg *, void *, bool) = {NULL,
 #define TE__ARG_ROW(lower, UPPER, family) te__collect_##lower,
@@ -623,8 +619,8 @@ static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, in
                     op, name, te__shape_text(x, text));
 }
 
-/* Describes the memory of x as runs of *run adjacent bytes. The distance from the start of a run to the start of
- * another run is always a multiple of *period bytes. If *period is 0, there is only one run. */
+/* Describes the memory of x as runs of *run adjacent bytes. The starts of two runs are a multiple of *period bytes
+ * apart. *period 0: only one run. */
 static void te__runs_of(const te_tensor *x, uint64_t *run, uint64_t *period) {
     uint64_t length = 1, gcd = 0, size = (uint64_t)te__dtype_size(x->dtype);
     int i;
@@ -641,9 +637,8 @@ static void te__runs_of(const te_tensor *x, uint64_t *run, uint64_t *period) {
     *run = length * size;
     *period = gcd * size;
 }
-/* Returns true if two tensors whose address ranges overlap may have bytes in common. It returns false only if the runs
- * of adjacent bytes of one tensor (te__runs_of) lie between the runs of the other tensor. Examples are two columns of a
- * matrix, and two heads of a packed projection. */
+/* Returns true if two tensors whose address ranges overlap may have bytes in common. Two columns of a matrix, or two
+ * heads of a packed projection, have none. */
 static bool te__tensors_meet(const te_tensor *x, const te_tensor *y) {
     uint64_t run_x, run_y, a, b, rest, at;
     if (te__is_contiguous(x) && te__is_contiguous(y)) return true;
@@ -661,8 +656,7 @@ static bool te__tensors_equal(const te_tensor *x, const te_tensor *y) {
     if (te__is_contiguous(x) && te__is_contiguous(y)) return true;
     return te__same_shape(x, y) && memcmp(x->stride, y->stride, (size_t)x->ndim * sizeof(int64_t)) == 0;
 }
-/* Checks an output and another argument whose address ranges overlap. Fails unless the flags of both allow the overlap.
- * i is the index of the tensors if an argument is a list. */
+/* Fails if an output overlaps another argument and the flags do not allow it. i is the index in a list. */
 static te_result te__args_meet(te_ctx *te, const char *op, const te__arg *out, const te__arg *other, int64_t i) {
     const te_tensor *x = te__arg_tensor(out, out->list ? i : 0), *y = te__arg_tensor(other, other->list ? i : 0);
     uint32_t both = out->flags & other->flags;
@@ -686,9 +680,8 @@ static te_result te__args_meet(te_ctx *te, const char *op, const te__arg *out, c
                     te__arg_text(other, other->list ? i : 0, b), (unsigned long long)t.begin, (unsigned long long)t.end,
                     out->name, allowed && (both & TE__SAME) ? ", or the very same, in one format" : "");
 }
-/* Returns true if the address ranges of an output and another argument overlap. If `lists` is true, it looks only at
- * pairs in which at least one is a list, otherwise only at pairs without a list. If both are outputs, `out` must come
- * before `other` among the arguments, so that the pair counts once. */
+/* Returns true if the address ranges of an output and another argument overlap. `lists` selects the pairs with or
+ * without a list. Counts a pair of two outputs once. */
 static bool te__pair_meets(const te__arg *out, const te__arg *other, bool lists) {
     return te__spans_meet(out->span, other->span) && out != other && lists == (out->list || other->list) &&
            (!(other->flags & TE__OUT) || out < other);
@@ -710,8 +703,8 @@ static bool te__any_meets(const te__args *l, bool lists) {
  * - it has one element, if the operation needs just one
  * - if `run` is true, it has memory
  *
- * Also finds out whether address ranges overlap. It does not compare entries of lists at different indices, since
- * thousands of tensors would be millions of pairs. */
+ * Sets l->meet if address ranges overlap. Only entries of lists at the same index are compared: all pairs could be
+ * millions. */
 static te_result te__args_check(te_ctx *te, te__args *l, bool run) {
     const char *op = te_query_name(l->op);
     int64_t places = 0, i;
@@ -741,8 +734,8 @@ static te_result te__args_check(te_ctx *te, te__args *l, bool run) {
     return TE_OK;
 }
 
-/* Checks that outputs overlap other tensors only where the flags of both arguments allow it. This check comes last,
- * because an error about a wrong size helps the caller more. */
+/* Checks that outputs overlap other tensors only where both flags allow it. This check comes last, because an error
+ * about a wrong size is more helpful. */
 static te_result te__args_apart(te_ctx *te, te__args *l) {
     int64_t places = 1, i;
     te_result r = TE_OK;

@@ -1,13 +1,12 @@
-/* ops/check.c: checks of one tensor, with their error messages. Several operations need these checks in addition to
- * te__args_check. This file also checks the alignment that fast kernels need. It may use tensors. It must not depend on
- * any operation.
+/* ops/check.c: checks of one tensor, with their error messages, and the alignment that fast kernels need. It may use
+ * tensors. It must not depend on any operation.
  *
  * The arguments `op` and `name` appear in the messages, for example "rmsnorm_fwd" and "gamma". Each function returns
- * TE_OK, or sets an error and returns its code. The tensors have passed te__args_check. But a tensor that is needed
- * only because of the dtype of another tensor may still be NULL. */
+ * TE_OK, or sets an error and returns its code. te__args_check has checked the tensors, but one that depends on another
+ * tensor's dtype may be NULL. */
 
-/* Checks that x is not NULL, belongs to this context, is plain (not quantized) and is contiguous. Functions that are
- * not operations call this, because te__args_check only checks the arguments of operations. */
+/* Checks that x is not NULL, of this context, not quantized and contiguous. This is for functions that are not
+ * operations: te__args_check does not check them. */
 static te_result te__want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
     if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
@@ -21,7 +20,7 @@ static te_result te__want(te_ctx *te, const char *op, const char *name, const te
     return TE_OK;
 }
 
-/* Checks that x is not NULL. This is for a tensor that is needed only because of the dtype of another tensor. */
+/* Checks that x is not NULL, for a tensor that another tensor's dtype demands. */
 static te_result te__want_given(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     return x ? TE_OK : te__fail(te, TE_ERR_STATE, "%s: %s is NULL; a tensor is needed there", op, name);
 }
@@ -40,8 +39,7 @@ static te_result te__want_numel(te_ctx *te, const char *op, const char *name, co
                     (long long)n, n == 1 ? " is" : "s are");
 }
 
-/* Checks two tensors: `groups`, which names the group of each of `rows` rows, and `numbers`, which has one number for
- * each group. If `groups` is NULL, there is nothing to check. */
+/* Checks `groups`, the group of each of `rows` rows, and `numbers`, one number for each group. `groups` may be NULL. */
 static te_result te__want_groups(te_ctx *te, const char *op, const te_tensor *groups, int64_t rows, const char *name,
                                  const te_tensor *numbers) {
     char text[TE__SHAPE_TEXT];
@@ -54,8 +52,7 @@ static te_result te__want_groups(te_ctx *te, const char *op, const te_tensor *gr
     return te__want_numel(te, op, "groups", groups, rows);
 }
 
-/* Returns a * b for two sizes. Returns 0 if one of them is not positive. Returns INT64_MAX, more than any tensor can
- * have, if the product does not fit. */
+/* Returns a * b for two sizes; 0 if one is not positive; INT64_MAX if the product does not fit. */
 static int64_t te__size_times(int64_t a, int64_t b) {
     return a <= 0 || b <= 0 ? 0 : b > INT64_MAX / a ? INT64_MAX : a * b;
 }
@@ -69,8 +66,8 @@ static te_result te__want_same(te_ctx *te, const char *op, const char *x_name, c
                     y_name, te__shape_text(y, b));
 }
 
-/* Checks that x has m rows and n columns. The number of rows is the product of all sizes but the last. `like` is the
- * tensor that m and n come from; the message names it. */
+/* Checks that x has m rows and n columns. Rows are all dimensions but the last. The message names `like` as the source
+ * of m and n. */
 static te_result te__want_matrix(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t m, int64_t n,
                                  const char *like_name, const te_tensor *like) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -92,8 +89,7 @@ static te_result te__want_codes(te_ctx *te, const char *op, const char *name, co
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name,
                     te__shape_text(q, text), (long long)rows, (long long)cols);
 }
-/* Checks that the codes of the row-wise and the column-wise copy of a tensor have the same dtype. Either copy may be
- * NULL. */
+/* Checks that the row-wise and the column-wise codes of a tensor have the same dtype. Either may be NULL. */
 static te_result te__want_one_format(te_ctx *te, const char *op, const char *x_name, const te_tensor *x,
                                      const char *y_name, const te_tensor *y) {
     if (!x || !y || x->dtype == y->dtype) return TE_OK;
@@ -101,8 +97,8 @@ static te_result te__want_one_format(te_ctx *te, const char *op, const char *x_n
                     te_dtype_name(x->dtype), y_name, te_dtype_name(y->dtype));
 }
 
-/* Checks the output of an operation on x [m, n]. There are two cases. Either `out` is floats [m, n]. Or the output is
- * codes with a scale: `out` [m, ld], `col` [n, ldc], or both. */
+/* Checks the output of an operation on x [m, n]: floats `out` [m, n], or codes with a scale. Codes are `out` [m, ld],
+ * `col` [n, ldc], or both. */
 static te_result te__want_output(te_ctx *te, const char *op, const char *name, const te_tensor *out,
                                  const te_tensor *col, const char *col_name, const te_tensor *scale,
                                  const te_tensor *scale_inv, int64_t m, int64_t n, const te_tensor *x) {
@@ -120,9 +116,8 @@ static te_result te__want_output(te_ctx *te, const char *op, const char *name, c
     return r == TE_OK ? te__want_given(te, op, "scale", scale) : r;
 }
 
-/* Checks that one rank's part of a vocabulary lies within the whole vocabulary. The part has `part` entries from index
- * `start` on, and the whole has *size entries. If *size is 0, it is first set to `part`. `has` and `lines` are words of
- * the message, such as "the logits have" and "columns". */
+/* Checks that one rank's `part` entries, from `start` on, lie within a vocabulary of *size (0: becomes `part`). `has`
+ * and `lines` are words of the message. */
 static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has, int64_t part, const char *lines,
                                      int64_t *size, int64_t start) {
     if (*size == 0) *size = part;
@@ -131,9 +126,8 @@ static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has
                     "%s: vocab_start is %lld, %s %lld %s and vocab_size is %lld; all %s must lie in the vocabulary", op,
                     (long long)start, has, (long long)part, lines, (long long)*size, lines);
 }
-/* Checks that every id is in lowest .. bound - 1. One other id, *but, is allowed unless `but` is NULL. `which` is the
- * entry of TE__OUTSIDE_LIST for the message. Only the CPU calls this function, since a check of each id costs little
- * there. */
+/* Checks that every id is in lowest .. bound - 1, or is *but (`but` may be NULL). `which` is an entry of
+ * TE__OUTSIDE_LIST. */
 static te_result te__want_inside(te_ctx *te, int which, const te_tensor *ids, int64_t lowest, int64_t bound,
                                  const int64_t *but) {
     int64_t n = te__numel(ids), i;
@@ -189,33 +183,30 @@ static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
     return r;
 }
 
-/* Returns whether the address of x's first element is a multiple of `bytes`. Returns true if x is NULL, since then
- * nothing is read. */
+/* Returns whether x's first element is at a multiple of `bytes`. Returns true if x is NULL. */
 static TE__NOINLINE bool te__is_aligned(const te_tensor *x, uintptr_t bytes) {
     return (uintptr_t)te__data(x) % bytes == 0;
 }
-/* Returns whether every row of x starts at a multiple of `bytes` if a row has `cols` elements. Returns true if x is
- * NULL. */
+/* Returns whether every row of x, of `cols` elements, starts at a multiple of `bytes`. Returns true if x is NULL. */
 static TE__NOINLINE bool te__rows_aligned(const te_tensor *x, int64_t cols, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && (!x || te__div_up(cols * te_dtype_bits(x->dtype), 8) % bytes == 0);
 }
-/* Returns whether a kernel may load and store eight neighbouring elements at a time from the start of each row of a
- * view. p is the address of the view. `strides` is the bitwise or of its strides and sizes in elements. */
+/* Returns whether eight elements can be moved at a time in each row of a view at p. `strides` is the bitwise or of all
+ * strides and sizes in elements. */
 static bool te__view_is_aligned(const void *p, int64_t strides) {
     return (uintptr_t)p % 16 == 0 && strides % 8 == 0;
 }
 
 /* ---- which kernel ---- */
 
-/* The conditions that one tensor must meet for a kernel that moves eight elements at a time. Each operation has a table
- * with one te__eight_row for each of its tensors. */
+/* One tensor's conditions for a kernel that moves eight elements at a time. */
 typedef struct te__eight_row {
     const te_tensor *x; /* NULL: the tensor is not given, and always passes */
     te_dtype dtype;     /* the dtype that is needed; TE_DTYPE_NONE: any */
     int bytes;          /* the address must be a multiple of this: 16, or 8 for codes */
 } te__eight_row;
-/* Returns why a kernel that moves eight elements at a time cannot run the call, as a text for te_explain. Returns NULL
- * if the kernel can. `rows` has n entries. `sizes` is the bitwise or of all sizes that must be multiples of 8. */
+/* Returns why a kernel that moves eight elements at a time cannot run, or NULL if it can. `sizes` is the bitwise or of
+ * all sizes. */
 static const char *te__eight_lacks(const te__plan *p, const te__eight_row *rows, int n, int64_t sizes) {
     int i;
     if (p->baseline) return "general, one element at a time: no NVRTC to compile other kernels";

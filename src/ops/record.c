@@ -1,8 +1,8 @@
 /* ops/record.c: records an operation in a capture. The capture holds the memory of the tensors. On the CPU the capture
- * also stores the call. This file may use te__args. It must not depend on what operations compute.
+ * also stores the call. This file must not depend on what operations compute.
  *
- * A capture lives longer than the arguments of a captured call. So a stored call has its own copies of the tensors, the
- * tensor lists, and the frequencies of a rotary embedding. */
+ * A capture outlives the arguments of a call. So a stored call has copies of the tensors, the tensor lists, and the
+ * frequencies of a rotary embedding. */
 
 /* Lets the graph g hold the memory of all tensors of a call until g is destroyed. */
 static te_result te__capture_args(te_graph *g, const te__args *l) {
@@ -19,8 +19,8 @@ static te_result te__capture_args(te_graph *g, const te__args *l) {
 
 /* ---- stored calls, for the CPU ---- */
 
-/* Takes the next `bytes` bytes of `memory` and returns their address. Adds `bytes`, rounded up to a multiple of 16, to
- * *used. If `memory` is NULL, only counts the bytes and returns NULL. */
+/* Takes the next `bytes` bytes of `memory`, rounded up to a multiple of 16. If `memory` is NULL, only counts them in
+ * *used and returns NULL. */
 static void *te__call_room(unsigned char *memory, size_t *used, size_t bytes) {
     void *p = memory ? memory + *used : NULL;
     *used += (bytes + 15) / 16 * 16;

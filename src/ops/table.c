@@ -1,9 +1,8 @@
-/* ops/table.c: the operation table. It has one entry for each operation of TE_OP_LIST. The function te__run runs
- * every call: it fills in defaults, checks the arguments, calls the trace hook, and runs the operation on the device.
- * This file may use all operations. It must not depend on what they compute. */
+/* ops/table.c: the table of the operations in TE_OP_LIST. te__run checks, traces and runs every call. This file must
+ * not depend on what operations compute. */
 
-/* The functions of each operation take their own type of arguments. This macro wraps them into functions that take a
- * void pointer, so that one table can hold the functions of all operations. */
+/* The functions of each operation take their own type of arguments. This macro wraps them into functions with a void
+ * pointer, for one table. */
 #define TE__OP_WRAP(lower, UPPER, family)                                    \
     static te_result te__any_check_##lower(te_ctx *te, void *args) {         \
         return te__check_##lower(te, (te_op_##lower##_args *)args);          \
@@ -34,8 +33,7 @@ static const te__op_info te__ops[TE_OP_COUNT] = {{TE_OP_NONE, 0, NULL, NULL, NUL
 #undef TE__OP_ROW
 #undef TE__OP_NONE
 
-/* Checks a call. First come the checks that all operations share. Next comes the operation's own check; it also fills
- * in defaults. Last comes the check for arguments that must not overlap in memory. */
+/* Checks a call, and fills in defaults. Arguments that must not overlap in memory are checked last. */
 static te_result te__check_args(te_ctx *te, te__args *l, te_op op, void *args, bool run) {
     te_result result;
     te__args_of(l, op, args, false);
@@ -65,8 +63,8 @@ static void te__trace_call(te_ctx *te, te_trace_fn fn, void *user, const te_trac
     te->tracing = false;
     *floats = te__floats_begin();
 }
-/* Runs a call whose arguments are checked. Calls the trace hook before and after the call. Both times it is the
- * same hook, even if the hook itself calls te_set_trace. */
+/* Runs a call with checked arguments. Calls the same trace hook before and after the call, even if the hook itself
+ * calls te_set_trace. */
 static te_result te__run_traced(te_ctx *te, const te__args *l, const void *args, te__floats *floats) {
     te_trace event = TE_ZERO;
     te_trace_fn fn = te->trace;

@@ -1,9 +1,9 @@
-/* quant/autocast.c: the stack of open autocast regions, the update of delayed scales, and the choice of a quantizer for
- * each slot of a module. A slot is one operand of a matrix product. This file may use recipes and quantizers.
- * It must not depend on what a module computes. */
+/* quant/autocast.c: the stack of autocast regions, the update of delayed scales, and the choice of quantizers. A slot
+ * of a module is one operand of a matrix product. This file may use recipes. It must not depend on what a module
+ * computes. */
 
-/* Checks a hybrid quantizer: if its row-wise or column-wise quantizer uses delayed scaling, the user must have given
- * the scale, because no module would update it. */
+/* Checks a hybrid quantizer. Delayed scaling inside it needs a given scale, because no module would update the
+ * scale. */
 static te_result te__custom_hybrid_ok(te_ctx *te, const te_quantizer_desc *desc) {
     const te__quant_class *cls = te__quant_class_of(desc->kind);
     int i;
@@ -19,8 +19,7 @@ static te_result te__custom_hybrid_ok(te_ctx *te, const te_quantizer_desc *desc)
     }
     return TE_OK;
 }
-/* Calls the factory of a custom recipe for every slot (operand of a matrix product) of a module, and keeps the
- * quantizers in s->custom. Does nothing if they are there already. */
+/* Calls the factory of a custom recipe for every operand of a module's products. Keeps the quantizers in s->custom. */
 static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe *r, const char *module_type) {
     te__custom_slots *slots;
     te_result result = TE_OK;
@@ -77,8 +76,8 @@ static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
 
 /* ---- the delayed update ---- */
 
-/* Updates the scales on the host, with the user's amax_fn and scale_fn. Then moves the rows of the amax history by
- * one, as TransformerEngine's unfused update does. */
+/* Updates the scales on the host, with the user's amax_fn and scale_fn. Then shifts the amax history, as
+ * TransformerEngine's unfused update does. */
 static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_recipe *r, float fp8_max,
                                        const float *reduced) {
     int length = (int)slots->history->shape[0], n = slots->n, i, k;
@@ -120,8 +119,7 @@ static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_re
 
 static te__slots *te__slots_of(te__scaling *s, bool backward) { return backward ? &s->backward : &s->forward; }
 
-/* Updates the scales of the module that has the scaling state `first`, and of all modules with a pending update that
- * have the same recipe and the same group of ranks. All of them are updated by one operation. */
+/* Updates the scales of `first` by one operation, together with all pending scales of the same recipe and group. */
 static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward) {
     te_op_delayed_update_args args = TE_ZERO;
     te__scaling *s;
@@ -241,8 +239,8 @@ TE_API bool te_autocast_enabled(const te_ctx *te) {
     return a && a->enabled;
 }
 
-/* Returns the spec that quantizes operand `slot` of the matrix product `gemm`. If the module keeps a delayed scale for
- * this operand, also marks the module's scales as pending, so that they will be updated. */
+/* Returns the spec that quantizes operand `slot` of the product `gemm`. If the operand has a delayed scale, marks the
+ * module's scales as pending. */
 static te__quant_spec te__slot_spec(const te__quant_call *q, bool backward, int gemm, int slot, int usage) {
     te__slots *slots = backward ? &q->scaling->backward : q->forward;
     int i = gemm * (backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD) + slot;

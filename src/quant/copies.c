@@ -1,18 +1,14 @@
-/* quant/copies.c: the row-wise and the column-wise copy of a quantized tensor. This file allocates and fills the
- * copies, and makes a column-wise copy from a row-wise one. It may use the table of quantizer kinds (te__quant_class).
- * It must not depend on recipes or modules. */
+/* quant/copies.c: allocates and fills the two copies of a quantized tensor. Makes a column-wise copy from a row-wise
+ * one. This file may use te__quant_class. It must not depend on recipes or modules. */
 
 /* ---- memory ---- */
 
-/* Returns the number of amaxes of one copy of an [m, n] matrix. If spec->sizes is set, there is one amax for each group
- * of rows. If spec->row_scaled is set, the row-wise copy has one amax for each row, and the column-wise copy has one
- * for each column. Otherwise there is one amax. */
+/* Returns the number of amaxes of one copy of an [m, n] matrix. */
 static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, int64_t n) {
     return spec->sizes ? te__numel(spec->sizes) : !spec->row_scaled ? 1 : which == TE_ROWWISE ? m : n;
 }
 
-/* Allocates the tensors of one copy of an [m, n] matrix, as `spec` says. If `clear` is true, they are filled with
- * zeros. The copy owns them. */
+/* Allocates the tensors of one copy of an [m, n] matrix. The copy owns the tensors. `clear`: they are zeros. */
 static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_spec *spec, int which, te_dtype nominal,
                                int64_t m, int64_t n, bool clear) {
     te_tensor *(*make)(te_ctx *, te_dtype, int, const int64_t *) = clear ? te_tensor_zeros : te_tensor_empty;
@@ -40,8 +36,8 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     return c->scale && (c->amax || !(cls->facts & TE__TENSOR_AMAX)) ? TE_OK : te_error_code(te);
 }
 
-/* Makes the two copies share the tensors that have the same value in both. The scale is shared if there is one scale
- * per tensor. The amax is shared if there is one amax per tensor and the column-wise copy has no Hadamard transform. */
+/* Makes the two copies share a scale or an amax that is the same in both. A Hadamard transform changes the amax of the
+ * column-wise copy. */
 static void te__copies_share(te__quantized *q) {
     te__quant_copy *row = &q->row, *col = &q->col;
     if (!row->data || !col->data || row->cls != q->cls || col->cls != q->cls) return;
@@ -99,9 +95,8 @@ static const te_tensor *te__quant_counted(const te_tensor *x) {
     const te__quant_copy *c = te__first_copy(x);
     return c->scale ? c->scale : c->data;
 }
-/* Returns the version of a quantized tensor, a number that grows whenever the value is written. It is
- * version_shift plus the version of the scale's buffer, or of the data's buffer if there is no scale. The scale's
- * buffer is preferred because the buffer of the codes may hold other tensors too. */
+/* Returns the version of a quantized tensor, which each write increases. The scale's buffer is preferred: the buffer of
+ * the codes may hold other tensors. */
 static uint64_t te__quant_version(const te_tensor *x) {
     const te_tensor *counted = te__quant_counted(x);
     return x->quantized->version_shift + (counted && counted->buffer ? te__buffer_version(counted->buffer) : 0);
@@ -122,8 +117,8 @@ static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
     return te_op_amax(x->te, &args);
 }
 
-/* Reserves a free pair of 4-byte numbers in the context. Both are 0. A kernel will write an amax to the first. Returns
- * NULL if no pair is free. */
+/* Reserves a free pair of zeros in the context. Returns NULL if no pair is free. A kernel will write an amax to the
+ * first number. */
 static te_tensor *te__amax_take(te_ctx *te) {
     int i;
     for (i = 0; i < TE__AMAX_WORDS; i++) {
@@ -169,9 +164,8 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     return te__frame_return(x->te, y);
 }
 
-/* An output of an operation. It is quantized if there is a spec. If the scale is known in advance, the operation
- * writes the codes. Otherwise it writes a plain tensor, which te__quant_out_close quantizes. An output without elements
- * is quantized from a plain tensor too, because an operation without elements would not write the scale-inverse. */
+/* An output of an operation, quantized if there is a spec. If the scale is given, the operation writes codes. Otherwise
+ * te__quant_out_close quantizes `plain`. Empty outputs use `plain` too: no operation writes their scale-inverse. */
 typedef struct te__quant_out {
     te_tensor *y, *plain;  /* plain: a tensor that is quantized later; NULL if the operation writes the codes itself, or
                             * if y is not quantized */
@@ -182,9 +176,8 @@ typedef struct te__quant_out {
     te_tensor *x_amax; /* the pair from te__amax_take, whose first number is `amax`; or NULL */
 } te__quant_out;
 
-/* Sets out->amax to the tensor in which the operation stores the amax of its output. The cast reads the amax there. A
- * kind with one scale per tensor uses a pair from te__amax_take. Other kinds use the amax tensor of
- * te__first_copy(out->y). If neither exists, or if ranks reduce the amax, out->amax is a new tensor. */
+/* Sets out->amax to the tensor in which the operation stores the amax of its output. An amax that ranks reduce gets a
+ * new tensor. */
 static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *spec) {
     te_ctx *te = out->y->te;
     const te__quant_copy *c = te__first_copy(out->y);
@@ -242,8 +235,8 @@ static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *s
 
 /* ---- the column-wise copy from the row-wise one ---- */
 
-/* Returns true if the column-wise copy of x can be made from the row-wise one. This is false for a hybrid tensor, since
- * its copies are quantized independently. */
+/* Returns true if the column-wise copy of x can be made from the row-wise one. The copies of a hybrid tensor are
+ * independent. */
 static bool te__column_follows(const te_tensor *x) {
     const te__quant_copy *row = &x->quantized->row;
     return row->data && row->cls == x->quantized->cls && row->cls->facts & TE__COLUMNS_FOLLOW &&

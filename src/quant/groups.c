@@ -1,14 +1,10 @@
 /* quant/groups.c: groups of rows that are quantized separately. The sizes of the groups are on the device. This file
- * finds the group of each row. It also pads groups, so that no block of a column-wise copy has rows of two groups. It
- * may use the table of quantizer kinds (te__quant_class) and the operations te_op_moe_*. It must not depend on the
- * meaning of the groups.
+ * may use te__quant_class and te_op_moe_*. It must not depend on the meaning of the groups.
  *
- * The row-wise copy of a tensor with groups is not padded. The column-wise copy is padded unless the kind has one scale
- * per tensor. In a padded copy each group begins at a multiple of group_rows rows, and rows of zeros lie between the
- * groups. */
+ * The column-wise copy is padded with rows of zeros, unless the kind has one scale per tensor. Each group then begins
+ * at a multiple of group_rows rows. So no block has rows of two groups. The row-wise copy is not padded. */
 
-/* Returns an upper limit of the number of rows after n groups are padded, each to a multiple of `align` rows. `rows` is
- * the number of rows before the padding. */
+/* Returns an upper limit of the number of rows after n groups are padded to multiples of `align` rows. */
 static int64_t te__padded_rows(int64_t rows, int64_t n, int64_t align) {
     return (rows + n * (align - 1)) / align * align;
 }
@@ -22,8 +18,8 @@ static te_tensor *te__row_groups(te_ctx *te, const te_tensor *sizes, int64_t row
     return args.row_id_map && te_op_moe_chunk_map(te, &args) == TE_OK ? args.row_id_map : NULL;
 }
 
-/* Returns the sizes of the groups, each rounded up to a multiple of `align`. If `map` is not NULL, sets *map to an i32
- * [rows] tensor: the index of each row after the padding. */
+/* Returns the sizes of the groups, rounded up to multiples of `align`. If `map` is not NULL, sets *map to each row's
+ * padded index, i32 [rows]. */
 static te_tensor *te__padded_sizes(te_ctx *te, const te_tensor *sizes, int64_t align, int64_t rows, te_tensor **map) {
     te_op_moe_splits_args splits = TE_ZERO;
     te_op_moe_chunk_map_args args = TE_ZERO;
@@ -39,8 +35,7 @@ static te_tensor *te__padded_sizes(te_ctx *te, const te_tensor *sizes, int64_t a
     return *map && te_op_moe_chunk_map(te, &args) == TE_OK ? splits.padded : NULL;
 }
 
-/* Pads the groups of x [M, N]: returns a matrix in which each group begins at a multiple of `align` rows, with zeros
- * between the groups. Sets *padded to the sizes of the padded groups. */
+/* Pads the groups of x [M, N] with rows of zeros to multiples of `align` rows. Sets *padded to the padded sizes. */
 static te_tensor *te__pad_groups(const te_tensor *x, const te_tensor *sizes, int64_t align, te_tensor **padded) {
     te_op_moe_permute_args args = TE_ZERO;
     te_tensor *map;

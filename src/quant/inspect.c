@@ -1,9 +1,8 @@
-/* quant/inspect.c: measures the quantization error of each operand of a module when the operand is quantized. This file
- * may use scaling states and the operation quant_error. It must not depend on what a module computes. */
+/* quant/inspect.c: measures the quantization error of each operand of a module. This file may use scaling states and
+ * the operation quant_error. It must not depend on what a module computes. */
 
-/* Returns, for each element of the row-wise or column-wise copy of xq, the largest magnitude that the element's scale
- * allows. For this it decodes the largest code with each scale. Returns NULL for a copy without codes, or if a random
- * Hadamard transform (rht) was applied. */
+/* Returns, for each element, the largest magnitude that the element's scale allows. Decodes the largest code with each
+ * scale. Returns NULL without codes, or with rht. */
 static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     te_tensor *y = te__alias_any(xq), *codes, *bytes;
     te__quant_copy *c = y ? te__copy_of(y, which) : NULL;
@@ -19,8 +18,8 @@ static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     return te__copy_dequantize(y, which, TE_F32);
 }
 
-/* Measures the error of xq, the quantized x. x is the operand `type` of the matrix product `gemm`. Keeps only the
- * latest measurement of each operand. Does nothing while inspection is off. */
+/* Measures the error of xq, the quantized x. x is operand `type` of the product `gemm`. Replaces the operand's last
+ * measurement. Does nothing while inspection is off. */
 static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor *x, const te_tensor *xq) {
     te_ctx *te = x->te;
     te_op_quant_error_args error = TE_ZERO;

@@ -1,9 +1,8 @@
-/* quant/kind_hybrid.c: the kind TE_QUANT_HYBRID. Its row-wise copy is of one kind and its column-wise copy of another.
- * Other files get the spec of each copy from te__spec_of. */
+/* quant/kind_hybrid.c: the kind TE_QUANT_HYBRID. Its row-wise and column-wise copies have different kinds. te__spec_of
+ * returns the spec of each copy. */
 
-/* Fills both copies. A copy of the custom kind is filled first, by a function of the user. So if the user's function
- * fails, the memory of the other copy has not been overwritten yet. The structs *row and *col are replaced only if
- * both copies could be filled. */
+/* Fills both copies. A custom copy is filled first: if the user's function fails, the other copy is still unchanged.
+ * *row and *col change only if both copies could be filled. */
 static te_result te__hybrid_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                  const te_tensor *noop) {
     te__quant_copy fresh[2];

@@ -1,5 +1,5 @@
-/* quant/kind_nvfp4.c: the kind TE_QUANT_NVFP4. It is FP4 with an f32 amax of the whole tensor, and an E4M3 scale for
- * each 16 elements or for each block of 16 x 16 elements. */
+/* quant/kind_nvfp4.c: the kind TE_QUANT_NVFP4. It is FP4 with an f32 amax of the whole tensor. Each 16 elements, or
+ * each block of 16 x 16, have an E4M3 scale. */
 
 static te_result te__nvfp4_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     if (desc->nvfp4.rht == TE_ON && desc->quantization_2d == TE_ON)
@@ -29,8 +29,8 @@ static void te__nvfp4_scale_shape(const te__quant_copy *c, bool columnwise, int6
     shape[1] = te__round_up(te__div_up(inner, 16), 4);
 }
 
-/* Fills the copies. If spec->amax is not NULL, it already has the amax of x. The copies then have this tensor as their
- * amax tensor, unless a group of ranks reduces the amax. */
+/* Fills the copies. If spec->amax is not NULL, it has the amax of x. It becomes the amax tensor of the copies, unless
+ * ranks reduce the amax. */
 static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                 const te_tensor *noop) {
     te_ctx *te = x->te;
@@ -115,8 +115,7 @@ static te_tensor *te__nvfp4_decode(const te_tensor *x, const te__quant_copy *c, 
     return args.y && te_op_nvfp4_dequantize(x->te, &args) == TE_OK ? args.y : NULL;
 }
 
-/* Computes the scales of the column-wise copy from those of the row-wise copy, for blocks of 16 x 16 elements. In
- * indices: col_scale[c][j] = row_scale[16 * j][c / 16]. */
+/* Computes the column-wise scales for blocks of 16 x 16: col_scale[c][j] = row_scale[16 * j][c / 16]. */
 static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m,
                                        int64_t n) {
     int64_t tiles = te__div_up(m, 16), from_ld = row->scale->shape[1], to_ld = col->scale->shape[1], part;

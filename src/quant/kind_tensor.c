@@ -1,8 +1,8 @@
 /* quant/kind_tensor.c: the kinds TE_QUANT_DELAYED and TE_QUANT_CURRENT. Both are FP8 with one scale per tensor. The
- * scale is given (delayed) or computed from the tensor's amax (current). */
+ * scale is given (delayed) or computed from the amax (current). */
 
-/* Computes scales from `amax`, as `spec` says, and writes them to `scale`. If scale_inv is not NULL, writes the
- * reciprocals there. `scale` is NULL if the caller could not allocate it; then this function returns that error. */
+/* Writes the scales for `amax` to `scale`, and the reciprocals to scale_inv, which may be NULL. A NULL `scale` is a
+ * failed allocation, whose error is returned. */
 static te_result te__scale_of_amax(const te__quant_spec *spec, te_tensor *amax, te_tensor *scale,
                                    te_tensor *scale_inv) {
     te_op_scale_from_amax_args args = TE_ZERO;
@@ -15,9 +15,8 @@ static te_result te__scale_of_amax(const te__quant_spec *spec, te_tensor *amax, 
     return scale ? te_op_scale_from_amax(amax->te, &args) : te_error_code(amax->te);
 }
 
-/* Fills the copies. With delayed scaling the scale is spec->scale. With current scaling it is computed from the amax of
- * x, which a group of ranks reduces first. The operation that made x may have stored this amax, in spec->x_amax or in
- * spec->amax. If spec->sizes is set, it has the size of each group of rows, and each group has its own scale. */
+/* Fills the copies. Delayed scaling uses spec->scale. Current scaling uses the amax of x, reduced over the ranks.
+ * spec->x_amax or spec->amax may have it already. With spec->sizes, each group of rows has its own scale. */
 static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                  const te_tensor *noop) {
     te_ctx *te = x->te;

@@ -1,13 +1,13 @@
-/* quant/kinds.h: the structs of quantized tensors, and te__quant_class, which has the facts and functions of one kind
- * of quantizer. The te__quant_class of the kind NAME is in quant/kind_NAME.c. Other files read these facts instead of
- * comparing kinds. This file also has helpers for several kinds. It must not depend on any single kind. */
+/* quant/kinds.h: the structs of quantized tensors. te__quant_class has the facts and functions of one kind of
+ * quantizer. quant/kind_NAME.c defines the kind NAME. Other files read these facts and never compare kinds. This file
+ * must not depend on any single kind. */
 
 /* ---- quantized tensors ---- */
 
 typedef struct te__quant_class te__quant_class; /* a kind of quantizer, below */
 
-/* The row-wise or the column-wise copy of a quantized tensor, with the options that are needed to read it.
- * te_quantized_view describes the layouts. In a hybrid tensor the two copies have different kinds. */
+/* The row-wise or the column-wise copy of a quantized tensor. te_quantized_view describes its layout. In a hybrid
+ * tensor the two copies have different kinds. */
 typedef struct te__quant_copy {
     const te__quant_class *cls;
     te_tensor *data;  /* NULL: this copy was not made */
@@ -32,9 +32,8 @@ typedef struct te__quant_spec {
     te_4over6_error four_over_six;
     float epsilon;
     te_group *group;                        /* the ranks that reduce amaxes together (borrowed) */
-    te_tensor *scale, *amax;                /* delayed scaling: f32 [1] each; if `sizes` is set, [n] with any stride.
-                                             * For other kinds `scale` is NULL, and `amax` has the amax of the input if
-                                             * that is known (te__quant_out_open), else is NULL */
+    te_tensor *scale, *amax;                /* f32 [1], or [n] with any stride if `sizes` is set. Only delayed scaling
+                                             * has `scale`. Other kinds: `amax` is known beforehand, or NULL */
     te_tensor *sizes;                       /* i32 or i64 [n]: the number of rows of each group (borrowed). Groups are
                                              * quantized separately. NULL: one group */
     const struct te__quant_spec *row, *col; /* hybrid */
@@ -89,12 +88,12 @@ typedef struct te__quantized_init { /* one region of te_quantized_model_init_beg
     bool enabled, preserve;
 } te__quantized_init;
 
-/* Device memory through which an operation passes the amax of its output to the next cast (te__amax_take). The cast
- * resets this memory to 0. So passing an amax needs no allocation, and no launch that clears memory. */
+/* Device memory that passes an amax from an operation to the next cast (te__amax_take). The cast resets the memory to
+ * 0, which saves a launch. */
 enum { TE__AMAX_WORDS = 4 };
 typedef struct te__amax_word {
-    te_tensor pair; /* f32 [2]: the amax, and a count of the cast's thread blocks that have read it. Both are 0 while
-                     * `taken` is false. te__amax_word_of needs this field to be the first */
+    te_tensor pair; /* f32 [2]: the amax, and the number of blocks of the cast that have read it. Both are 0 unless
+                     * `taken`. Must stay the first field */
     te_tensor amax; /* the first number of the pair */
     te__buffer buffer;
     bool taken;
@@ -111,9 +110,8 @@ typedef struct te__quant_state {
     bool has_scales;             /* a scaling state has been made */
     int num_optimizers;          /* number of optimizers. If it is 0, te_optimizer_step cannot mark the end of a
                                   * training step */
-    struct te__snapshot *recording, *replaying; /* `recording`: the snapshot of the innermost checkpointed function
-                                                 * that is in its first run. `replaying`: the same for the second run.
-                                                 * NULL: there is no such function */
+    struct te__snapshot *recording, *replaying; /* the snapshots of the innermost checkpointed function in its first run
+                                                 * (`recording`) and in its second run (`replaying`); NULL: none */
     te__amax_word amax_words[TE__AMAX_WORDS];
     TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words, for a CPU context */
 } te__quant_state;
@@ -142,17 +140,15 @@ enum {
     TE__IN_PRODUCTS = 16,     /* te_op_gemm reads the copies; without this bit they are decoded before a product */
     TE__COLUMNS_FOLLOW = 32,  /* the column-wise copy is the transpose of the row-wise one, provided that each scale
                                * belongs to a square block or to the whole tensor */
-    TE__BOTH_FROM_SLICES = 64, /* a weight that is quantized slice by slice is cast into both copies, because neither
-                                * can be made from the other. In the column-wise copy, a tile with one scale has
-                                * slice_tile[1] rows and slice_tile[0] columns */
+    TE__BOTH_FROM_SLICES = 64, /* each slice of a weight is cast into both copies: neither copy follows from the other.
+                                * Column-wise tiles are slice_tile[1] x slice_tile[0] */
     TE__EXACT_CODES = 128,    /* a code times its block's scale is exact in bf16 */
     TE__TAKES_AMAX = 256,     /* the operation that made a tensor can hand the amax of the tensor to the cast, in
                                * spec->amax or spec->x_amax */
     TE__BLOCKS_IN_ATTENTION = 512 /* FP8 attention reads q, k, v, o and their gradients in blocks of this kind */
 };
 
-/* The facts and functions of one kind of quantizer. A function may be NULL if its comment says so, or if kinds of this
- * form do not need it. */
+/* The facts and functions of one kind of quantizer. Functions that this form does not need are NULL. */
 struct te__quant_class {
     te_quant_kind kind;
     const char *name; /* for messages */
@@ -162,14 +158,13 @@ struct te__quant_class {
     te_scaling scaling[2];            /* passed to operations that read the codes; [1] is for two-dimensional blocks */
     int64_t slice_tile[2];            /* for weights that are quantized slice by slice: rows and columns of a tile with
                                        * one scale; 0: there are no tiles */
-    const char *slices_need;          /* NULL: slices of weights can be quantized with every spec. Otherwise: the error
-                                       * text for specs with blocks of another size than slice_tile, or with options
-                                       * like rht. If slice_tile is 0, all specs get this error */
+    const char *slices_need;          /* NULL: slices of weights can be quantized. Otherwise: the error text for blocks
+                                       * other than slice_tile, or for options like rht. slice_tile 0: always */
     /* Checks the fields of `desc` that only this kind reads, and copies them into `spec`. NULL: there are no such
      * fields. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);
-    /* Computes the shape of the scales of a copy whose shape is [outer, inner]; `inner` is the size along the
-     * contraction. NULL: the kind has TE__TENSOR_SCALED, or no codes. */
+    /* Computes the shape of the scales of a copy [outer, inner]. `inner` is the contraction dimension. NULL: the kind
+     * has TE__TENSOR_SCALED, or no codes. */
     void (*scale_shape)(const te__quant_copy *c, bool columnwise, int64_t outer, int64_t inner, int64_t shape[2]);
     /* Quantizes x, which is contiguous, into `row` and `col`. One of the two may be NULL. Copies of the form
      * TE__FORM_OPAQUE get new tensors. */
@@ -181,22 +176,22 @@ struct te__quant_class {
     /* Only with TE__COLUMNS_FOLLOW: computes the scales of the transposed copy. NULL: both copies share their
      * scales. */
     te_result (*turn_scales)(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m, int64_t n);
-    /* For inspection: returns the factor by which the whole tensor was multiplied (te_quant_stats.scale). `word` is the
-     * amax of the tensor if the kind has TE__TENSOR_AMAX, else its scale-inverse. NULL: there is no such factor. */
+    /* For inspection: returns the factor of the whole tensor (te_quant_stats.scale). `word` is the amax with
+     * TE__TENSOR_AMAX, else the scale-inverse. NULL: no such factor. */
     float (*tensor_factor)(float word, bool e4m3_max_256);
-    /* If the rows and columns of each shard are multiples of shard_tile, ranks may exchange the codes and scales of a
-     * tensor that is sharded along its first dimension. 0: they may not. */
+    /* Ranks may exchange codes and scales of shards (along dimension 0) whose rows and columns are multiples of
+     * shard_tile. 0: they may not. */
     int64_t shard_tile;
     int shard_scales[2]; /* the dimension of the scale tensor that grows with the number of rows: [0] for the row-wise
                           * copy, [1] for the column-wise copy */
     const char *two_dimensional; /* for messages: the name of the option for two-dimensional blocks. NULL: the kind
                                   * has no such option */
-    int64_t group_rows;  /* number of rows in a block of the column-wise copy. Each group of rows begins at a multiple
-                          * of this number. 0: the kind has no codes */
+    int64_t group_rows;  /* rows in a block of the column-wise copy. Each group of rows begins at a multiple of this
+                          * number. 0: no codes */
 };
 
-/* Returns true if a cast by `spec` can use an amax that is known already. It cannot if the input is transformed first,
- * or if each row, column or group of rows has an amax of its own. */
+/* Returns true if a cast by `spec` can take the known amax of its input. rht changes the values. row_scaled and `sizes`
+ * need several amaxes. */
 static bool te__takes_amax(const te__quant_spec *spec) {
     return spec->cls->facts & TE__TAKES_AMAX && !spec->rht && !spec->row_scaled && !spec->sizes;
 }
@@ -217,8 +212,7 @@ static te__quant_copy *te__copy_of(const te_tensor *x, int which) {
     return which == TE_ROWWISE ? &x->quantized->row : &x->quantized->col;
 }
 
-/* Sets the four results to the data and scale tensors of `row` and `col`, the copies that a cast will write. If a copy
- * is NULL, its two results are NULL. */
+/* Sets the four results to the tensors that a cast writes. A copy that is NULL gives NULL. */
 static void te__cast_outputs(const te__quant_copy *row, const te__quant_copy *col, te_tensor **row_data,
                              te_tensor **row_scale, te_tensor **col_data, te_tensor **col_scale) {
     *row_data = row ? row->data : NULL;
@@ -227,8 +221,8 @@ static void te__cast_outputs(const te__quant_copy *row, const te__quant_copy *co
     *col_scale = col ? col->scale : NULL;
 }
 
-/* Returns the leading dimension for codes with `columns` columns. It makes rows start at multiples of 16 bytes. So
- * every kernel may load 16 bytes at a time, for any shape. */
+/* Returns the leading dimension for codes. Rows start at multiples of 16 bytes, so kernels can load 16 bytes at a
+ * time. */
 static int64_t te__quant_ld(te_dtype dtype, int64_t columns) {
     return te__round_up(columns, dtype == TE_F4E2M1 ? 32 : 16);
 }

@@ -1,11 +1,11 @@
-/* quant/master.c: quantizes the weights of a model from f32 master weights. Each rank has slices of the master weights.
- * The ranks first reduce the amaxes of their slices. Then each rank computes the scales of the whole weights, and the
- * codes of its slices. This file may use slices and groups of ranks. It must not depend on optimizers or modules.
+/* quant/master.c: quantizes the weights of a model from slices of f32 master weights. The ranks reduce the amaxes of
+ * their slices. Each rank then computes all scales, and the codes of its slices. This file must not depend on
+ * optimizers or modules.
  *
- * The results equal those of quantize_master_weights in TransformerEngine (pytorch/tensor/utils.py). TransformerEngine
- * reduces once for each kind of scaling. Here one te_all_reduce reduces the amaxes of all weights. Every rank takes
- * part in it, even a rank without slices. No weight is written before it. If a rank fails earlier, the call fails on
- * all ranks and changes nothing. */
+ * The results equal those of TransformerEngine's quantize_master_weights (pytorch/tensor/utils.py). TransformerEngine
+ * reduces once for each kind of scaling. Here one te_all_reduce reduces all amaxes. Every rank takes part in it, even a
+ * rank without slices. No weight is written before it. If a rank fails earlier, the call fails on all ranks and changes
+ * nothing. */
 
 /* The work on one copy, row-wise or column-wise, of one weight. For a kind with TE__BOTH_FROM_SLICES it is the work on
  * both copies. */
@@ -17,9 +17,8 @@ typedef struct te__master_job {
     te_tensor *shard, *shard_col;
     te_tensor *slice;           /* this rank's slice in the nominal dtype, or NULL */
     int64_t start, rows, cols;
-    te_tensor *amax_tensor, *amax, *amax_col; /* views of te__master_run.buffer, or NULL. amax_tensor is the amax of the
-                                               * whole weight. amax and amax_col are those of the tiles, for the
-                                               * row-wise and the column-wise copy */
+    te_tensor *amax_tensor, *amax, *amax_col; /* views of te__master_run.buffer, or NULL. amax_tensor: of the whole
+                                               * weight. amax, amax_col: of the row-wise and the column-wise tiles */
 } te__master_job;
 
 typedef struct te__master_run {
@@ -129,8 +128,8 @@ static te_tensor *te__master_view(const te_tensor *buffer, int64_t at, int64_t r
     return te__alias_2d(buffer, at * (int64_t)sizeof(float), TE_F32, rows, cols);
 }
 
-/* Sets the amax tensors of the job to views of `buffer`, beginning at element `at`. If `buffer` is NULL, only counts
- * the amaxes. Returns the number of amaxes, or -1 with an error. */
+/* Sets the amax tensors of the job to views of `buffer`, from element `at` on. Returns their number, or -1 with an
+ * error. NULL `buffer`: only counts. */
 static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at) {
     const te__quant_class *cls = j->spec->cls;
     int64_t tr = cls->slice_tile[0], tc = cls->slice_tile[1], n = 0, m, k;
@@ -203,8 +202,7 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     return te_op_shard_cast(j->weight->te, &args);
 }
 
-/* Computes scale_inv = RN(1 / scale). For this it casts a single zero by te_op_fp8_quantize, which also writes
- * scale_inv. So scale_inv has the same bits as after any other cast. */
+/* Computes scale_inv = RN(1 / scale). te_op_fp8_quantize of a single zero gives the same bits as any other cast. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
     int64_t one = 1;
     te_op_fp8_quantize_args cast = TE_ZERO;

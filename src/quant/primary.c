@@ -1,6 +1,5 @@
-/* quant/primary.c: weights that are stored quantized. This file makes them, preserves their initial values, and
- * replaces their memory. It may use recipes and quantizers. It must not depend on the module to which a weight
- * belongs. */
+/* quant/primary.c: makes weights that are stored quantized, preserves their initial values, and replaces their memory.
+ * This file may use recipes and quantizers. It must not depend on modules. */
 
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc) {
     te__quantized_init *init;
@@ -60,8 +59,8 @@ static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, c
     return q;
 }
 
-/* Quantizes a weight that has just got its initial value. Returns the quantized tensor that replaces the weight. If the
- * recipe keeps the weight in high precision, returns the weight itself. */
+/* Quantizes a weight with its first value. Returns the quantized tensor, or the weight itself if the recipe keeps high
+ * precision. */
 static te_tensor *te__primary_create(te_tensor *weight, const char *module_type, const char *path, int gemm) {
     te_ctx *te = weight->te;
     te_quantizer *q = te__weight_quantizer(te, module_type, path, gemm);
@@ -108,8 +107,8 @@ static bool te__primary_has_start(const te_tensor *x) {
     return x->quantized->init_value && x->quantized->init_version == te__quant_version(x);
 }
 
-/* Writes a high-precision value from an optimizer into a weight that is stored quantized. `noop` is f32 [1] or NULL. If
- * it holds 1, a weight with TE__FORM_CODES stays unchanged. Weights of other forms ignore `noop`. */
+/* Writes an optimizer's value into a quantized weight. If `noop` (f32 [1] or NULL) holds 1, a weight with
+ * TE__FORM_CODES stays unchanged. Other forms ignore `noop`. */
 static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const te_tensor *noop) {
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE,
@@ -119,8 +118,8 @@ static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const t
                             weight->quantized->cls->form == TE__FORM_CODES ? noop : NULL);
 }
 
-/* Writes a new initial value into a weight that is stored quantized. The value comes from an initialisation, a file or
- * a sum of tensors. If the weight keeps a copy of its initial value, replaces the copy, too. */
+/* Writes a new initial value into a quantized weight. The value comes from an initialisation, a file or a sum. Replaces
+ * a preserved initial value too. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
     const bool preserves = q->init_value && !weight->te->warming;

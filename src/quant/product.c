@@ -1,6 +1,5 @@
-/* quant/product.c: a product of two matrices, each plain or quantized. If the kernels can multiply quantized copies of
- * the two matrices, they get these copies. Otherwise both matrices are decoded. This file may use the copies. It must
- * not depend on recipes, modules or the tape. */
+/* quant/product.c: a product of two matrices, each plain or quantized. Kernels get the quantized copies if they can
+ * multiply them. Otherwise both matrices are decoded. This file must not depend on recipes, modules or the tape. */
 
 static te_scaling te__scaling_kind(const te__quant_copy *c) { return c->cls->scaling[c->two_dimensional]; }
 
@@ -17,9 +16,9 @@ static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
     return te__copy_dequantize(x, te__copy_of(x, which)->data ? which : TE_ROWWISE + TE_COLUMNWISE - which, dtype);
 }
 
-/* Computes D = op(A) op(B), and writes D to g->d. The caller sets the other fields of g (bias, accumulate,
- * split_accumulator). A is [m, k], or [k, m] if a_transposed is true. B is [k, n], or [n, k] if b_transposed is true.
- * If a matrix is quantized, its copy (row-wise or column-wise) that is contiguous along k is read. */
+/* Computes D = op(A) op(B), and writes D to g->d. The caller sets g->bias, g->accumulate and g->split_accumulator. A is
+ * [m, k], or [k, m] if a_transposed. B is [k, n], or [n, k] if b_transposed. A quantized matrix is read from its copy
+ * that is contiguous along k. */
 static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed,
                              te_op_gemm_args *g) {
     int a_which = a_transposed ? TE_COLUMNWISE : TE_ROWWISE, b_which = b_transposed ? TE_ROWWISE : TE_COLUMNWISE;

@@ -1,5 +1,5 @@
-/* quant/quantizer.c: the public functions of quantizers and quantized tensors. This file may use the row-wise and
- * column-wise copies of a tensor. It must not depend on recipes or modules. */
+/* quant/quantizer.c: the public functions of quantizers and quantized tensors. This file may use the copies of a
+ * tensor. It must not depend on recipes or modules. */
 
 static bool te__is_one_f32(const te_tensor *x) { return x->dtype == TE_F32 && te__numel(x) == 1 && x->buffer; }
 
@@ -62,8 +62,8 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
     }
     return result;
 }
-/* Does what te__spec_open does. For a hybrid desc it also fills child[0] and child[1], the specs of the row-wise and
- * the column-wise copy. On failure it releases everything. */
+/* Does what te__spec_open does. For a hybrid desc also fills `child`, the specs of the two copies. On failure releases
+ * everything. */
 static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec,
                                      te__quant_spec child[2], const char *who) {
     te_result result = te__spec_open(te, desc, spec, who);

@@ -1,5 +1,5 @@
-/* quant/recipe.c: the recipes. This file says how a recipe quantizes each operand of a product, and checks the fields
- * of a recipe. It may use quantizers. It must not depend on the autocast stack or on modules. */
+/* quant/recipe.c: the checks of recipes, and how a recipe quantizes each operand of a product. This file may use
+ * quantizers. It must not depend on the autocast stack or on modules. */
 
 static te_recipe te__recipe_of(te_recipe_kind kind) {
     te_recipe r = TE_ZERO;
@@ -174,8 +174,8 @@ static te_dtype te__recipe_dtype(const te_recipe *r, bool backward) {
     return backward && format == TE_FORMAT_HYBRID ? TE_F8E5M2 : TE_F8E4M3;
 }
 
-/* Returns the spec that quantizes operand `slot` of a product. For a delayed recipe the spec has no scale yet. Must not
- * be called for custom recipes. */
+/* Returns the spec that quantizes operand `slot` of a product. The spec of a delayed recipe has no scale yet. Not for
+ * custom recipes. */
 static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slot, te_group *group) {
     const te__recipe_class *row = te__recipe_class_of(r);
     te__quant_spec s;
@@ -188,8 +188,8 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
 
 /* ---- checks ---- */
 
-/* Every field of te_recipe. Each entry has a mask with one bit for each kind of recipe that reads the field; 0 means
- * all kinds. A recipe must not set a field that its kind does not read. */
+/* Every field of te_recipe, with a mask of the recipe kinds that read it; 0: all kinds. A recipe must not set a field
+ * that its kind ignores. */
 static const te__field te__recipe_fields[] = {
 #define TE__ONE(field) TE__FIELD(te_recipe, field, 0)
 #define TE__OF(KIND) (1 << TE_RECIPE_##KIND)

@@ -1,5 +1,5 @@
-/* quant/room.c: defines te__quant_room. It lists the state that quantization keeps in a context, and the functions that
- * a context calls at certain events. This file may use all files of quant/. */
+/* quant/room.c: te__quant_room has the state of quantization in a context, and the functions that a context calls at
+ * certain events. This file may use all of quant/. */
 
 /* Sets up amax_words. Their memory exists as long as the context. */
 static void te__quant_open(te_ctx *te) {

@@ -1,10 +1,8 @@
-/* quant/scaling.c: the state that modules keep for recipes: the scales and amax histories of delayed scaling, the
- * quantizers that a custom recipe's factory has chosen, and the latest measurements of quantization errors. This file
- * may use quantizers. It must not depend on what modules compute. */
+/* quant/scaling.c: the state that modules keep for recipes: delayed scales, quantizers of custom recipes, and
+ * quantization errors. This file may use quantizers. It must not depend on what modules compute. */
 
-/* The delayed scales of a module for one direction, forward or backward. A slot is one operand of one matrix product;
- * there are n slots. `scale` is f32 [n]. `history` is f32 [L, n], where L is the length of the amax history.
- * slot_scale[i] and slot_amax[i] are f32 [1] views of scale[i] and history[0][i]. */
+/* The delayed scales of a module in one direction. Each of the n slots is one operand of a product. `scale` is f32 [n].
+ * `history` is f32 [length, n]. slot_scale[i] and slot_amax[i] are views of scale[i] and history[0][i]. */
 typedef struct te__slots {
     te_tensor *scale, *history;
     te_tensor **slot_scale, **slot_amax; /* [n] */
@@ -55,8 +53,8 @@ static void te__measured_close(te__measured *s) {
     te_tensor_release(s->scale);
     memset(s, 0, sizeof(*s));
 }
-/* The scaling state of a module, for all GEMMs of the module. The module holds a reference to it. So does each tape
- * node whose backward function quantizes. */
+/* The scaling state of a module. The module holds a reference, and so does each tape node whose backward function
+ * quantizes. */
 typedef struct te__scaling {
     te_ctx *te;
     int refs;
@@ -152,13 +150,11 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
 
 /* ---- a training step that fails ----
  *
- * Scales and histories change during a step: casts record amaxes, and te_autocast_end and te_backward compute new
- * scales. If a later call fails, the program repeats the whole step. For this the scales and histories are copied when
- * a step begins, and te_clear_error copies them back.
+ * Scales and histories change during a step. A step that fails is repeated as a whole. So scales and histories are
+ * copied when a step begins. te_clear_error copies them back.
  *
- * A step may have several microbatches. It ends with te_optimizer_step. In a context without an optimizer it ends at
- * the next outermost te_autocast_begin. te_model_load ends a step too, so that te_clear_error does not overwrite the
- * loaded scales. */
+ * A step may have several microbatches. te_optimizer_step ends a step. Without an optimizer, the next outermost
+ * te_autocast_begin does. te_model_load ends a step too, so that te_clear_error keeps the loaded scales. */
 
 /* Copies all scales and histories to kept_scale and kept_history. If `back` is true, copies in the other direction. */
 static te_result te__scales_move(te_ctx *te, bool back) {
@@ -302,16 +298,16 @@ static te__scaling *te__scaling_create(te_ctx *te, te_module *module, int num_ge
 
 /* ---- a call -------------------------------------------------------------------------------------------------- */
 
-/* The quantization settings of one call of a module. A tape node keeps a copy of them. So the backward pass uses the
- * same recipe and group as its forward pass. */
+/* The quantization settings of one call of a module. A tape node keeps a copy, so the backward pass uses the same
+ * recipe and group. */
 typedef struct te__quant_call {
     te__scaling *scaling; /* NULL: the call runs in high precision */
     te_recipe recipe;
     te_group *group; /* reduces amaxes; borrowed */
     bool enabled;    /* false: at most amaxes are recorded (calibrating) */
     bool calibrating;
-    te__slots *forward; /* the scales that the forward pass reads, and the amaxes that it writes. They belong to the
-                         * module; in the second run of a checkpointed function, to the te__snapshot of its first run */
+    te__slots *forward; /* the scales that the forward pass reads, and the amaxes that it writes: the module's own.
+                         * Second run of a checkpointed function: those of its te__snapshot */
 } te__quant_call;
 
 /* Returns a copy of *q for a tape node. It holds a reference to q->scaling; te__quant_call_drop releases it. */

@@ -1,6 +1,5 @@
-/* quant/snapshot.c: remembers what must be the same in both runs of a checkpointed function: the random state, the
- * autocast stack, the scales of delayed recipes, and the values of parameters. This file may use scaling states and the
- * tape. It must not depend on modules. */
+/* quant/snapshot.c: keeps what must be the same in both runs of a checkpointed function, such as the random state and
+ * delayed scales. This file may use scaling states and the tape. It must not depend on modules. */
 
 typedef struct te__snapshot_scales {
     te__scaling *scaling; /* a reference */
@@ -37,8 +36,8 @@ static void te__snapshot_free(te_ctx *te, te__snapshot *s) {
     te__free(te, s);
 }
 
-/* Keeps a reference to x if x is a leaf of the tape. In the first run of a checkpointed function, this is called for
- * each input of every function that runs, because the first run records no tape node that would keep x. */
+/* Keeps a reference to x if x is a leaf of the tape. The first run of a checkpointed function records no tape node that
+ * would do so. */
 static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
     te__snapshot *s = te__quant_of(te)->recording;
     int i;
@@ -122,8 +121,8 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
     return result;
 }
 
-/* Called for each call of a module that keeps scales. In the second run, gives the call the scales of the first run. In
- * the first run, copies the scales that the call reads. */
+/* In the second run, gives a module's call the scales of the first run. In the first run, copies the scales that the
+ * call reads. */
 static te_result te__snapshot_call(te_ctx *te, te__scaling *scaling, te__quant_call *call) {
     te_result result = te__quant_of(te)->replaying ? te__snapshot_take(te, scaling, &call->forward) : TE_OK;
     return result == TE_OK && te__quant_of(te)->recording ? te__snapshot_note(te, scaling, call->forward) : result;

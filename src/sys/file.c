@@ -1,8 +1,8 @@
-/* sys/file.c: reads files, replaces files atomically, lists and makes folders, and takes locks between processes. Paths
- * are UTF-8. This file may call the operating system. It must not depend on what files hold.
+/* sys/file.c: files, folders, and locks between processes. Paths are UTF-8. This file must not depend on what files
+ * hold.
  *
- * A function that fails returns false. It appends a sentence with the path and the system's error text to `why`. `why`
- * may be NULL. */
+ * A function that fails returns false. The function appends the path and the system's error text to `why`, which may be
+ * NULL. */
 
 static inline bool te__file_complain(te__text *why, const char *verb, const char *path) {
     if (!why) return false;
@@ -50,8 +50,7 @@ static inline size_t te__path_name_at(const char *path) {
     while (n > 0 && !te__is_slash(path[n - 1])) n--;
     return n;
 }
-/* Returns the length of the folder part of a path. It is 0 for "a" and 3 for "b/c/d", without the slash after the
- * folder. It is 1 for "/a", where the slash is the folder. */
+/* Returns the length of the folder part of a path: 0 for "a", 1 for "/a", 3 for "b/c/d". */
 static inline size_t te__path_dir_length(const char *path) {
     size_t n = te__path_name_at(path);
     return n > 1 ? n - 1 : n;
@@ -72,8 +71,8 @@ typedef int te__fd;
 #endif
 #endif
 
-/* Returns false, and writes to `why` that the path is empty, or that it leads to something other than a regular file.
- * `kind` says what it leads to, such as "a folder" or "a pipe". `kind` is NULL for an empty path. */
+/* Returns false and appends the reason to `why`. `kind` is the kind of the file, such as "a folder". `kind` is NULL for
+ * an empty path. */
 static inline bool te__path_complain(te__text *why, const char *verb, const char *path, const char *kind) {
     if (why && !path[0]) te__text_printf(why, "cannot %s the file: its path is empty", verb);
     else if (why) te__text_printf(why, "cannot %s %s: it is %s, not a regular file", verb, path, kind);
@@ -145,8 +144,8 @@ static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
     f->size = (uint64_t)size.QuadPart;
 #else
     struct stat st;
-    /* The kind of the file is checked twice. It is checked before `open`, because opening a pipe would wait for the
-     * writer of the pipe. It is checked again after `open`, because the path may lead to another file by then. */
+    /* Opening a pipe would wait for a writer, so `stat` comes first. `fstat` then checks the file that was really
+     * opened. */
     if (stat(path, &st) != 0) return te__file_complain(why, "open", path);
     if (S_ISREG(st.st_mode)) {
         do f->fd = open(path, O_RDONLY | TE__O_CLOEXEC);
@@ -300,8 +299,8 @@ static inline bool te__path_follow(const char *path, te__text *file, te__text *w
     return !file->oom;
 }
 
-/* Returns "a folder", "a pipe" and so on if the path leads to something other than a regular file. Links are followed.
- * Returns NULL if it leads to a regular file, or if nothing is there. */
+/* Returns the kind of the file at a path, such as "a pipe". Links are followed. Returns NULL for a regular file, or if
+ * nothing is there. */
 static inline const char *te__path_other_kind(const char *path) {
 #ifdef _WIN32
     const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
@@ -322,14 +321,14 @@ static inline const char *te__path_other_kind(const char *path) {
 
 /* ---- temporary files ----
  *
- * FILE is first written as FILE.HOST.PROCESS.SERIAL.tmp in the same folder. A process that is killed leaves such a file
+ * FILE is first written as FILE.HOST.PROCESS.SERIAL.tmp in the same folder. A killed process leaves the temporary file
  * behind. The next process that opens or writes FILE removes it.
  *
- * The process id does not tell whether the writer still runs, since ids are reused and differ between containers. So a
- * writer locks its temporary file (flock). The system drops the lock when the writer ends, for whatever reason. If a
- * file of this host can be locked, its writer has ended. Some file systems do not share locks between hosts. So a file
- * of another host is removed only if it was also last written more than an hour ago. Where locks do not work, temporary
- * files stay. Windows does not let a process remove a file that a writer has open. */
+ * A process id does not prove that the writer still runs. Ids are reused, and differ between containers. So a writer
+ * locks its file (flock). If a file of this host can be locked, its writer has ended. Locks may not work between hosts.
+ * So a file of another host is removed only if it is also an hour old.
+ *
+ * On Windows the process id decides. There a file that is open cannot be removed. */
 
 enum { TE__TEMP_PATIENCE = 3600 };
 
@@ -410,13 +409,11 @@ static inline void te__temps_remove_of(const char *path) {
 
 /* ---- writing ---- */
 
-/* For tests: after this many bytes every file behaves as if the disk were full. A negative number turns this off. With
- * TE_TEST_HOOKS the environment variable TE_TEST_FILE_FAIL_AFTER sets the same limit. */
+/* For tests: every file behaves as if the disk were full after this many bytes. Negative: off. */
 static int64_t te__file_fail_after = -1;
 
-/* A file that is being written. It is in the folder of the final path, but under another name. When all its bytes are
- * on the disk, te__file_out_commit renames it to the final path. Before that, and after any failure, an older file at
- * the final path stays as it is. */
+/* A file that is being written under a temporary name. te__file_out_commit renames it to `path`. Until then an older
+ * file at `path` stays as it is. */
 typedef struct te__file_out {
     te__fd fd;
     te__text path, temp;
@@ -463,8 +460,8 @@ static inline bool te__file_out_fail(te__file_out *f, const char *verb) {
     return false;
 }
 
-/* Creates a temporary file under a new name. The file stays locked while it is open. Returns false if the name is in
- * use, or if another process removed the file before the lock was taken. */
+/* Creates a temporary file and locks it. Returns false if the name is in use, or if another process removed the file
+ * before the lock. */
 static inline bool te__temp_create(te__file_out *f) {
     TE__ALIGNED(8) static int64_t serial; /* makes names differ, since two threads may write the same path at once */
     te__text_clear(&f->temp);
@@ -496,8 +493,8 @@ static inline bool te__name_is_taken(void) {
 #endif
 }
 
-/* Begins to write a file. If this fails, later writes and the commit fail as well, without another message. If `path`
- * is a link, the file behind the link is replaced, and the link stays. */
+/* Begins to write a file. After a failure te__file_out_commit fails without another message. If `path` is a link, the
+ * file behind the link is replaced. */
 static inline bool te__file_out_begin(te__file_out *f, const char *path, te__text *why) {
     const char *kind;
     int tries = 0;
@@ -547,8 +544,8 @@ static inline bool te__file_out_write(te__file_out *f, const void *data, size_t 
 }
 
 #ifndef _WIN32
-/* Flushes a folder to disk, so that a new entry in it survives a power failure. `path_in_it` is the path of the entry.
- * Some file systems cannot flush folders; the file itself is complete even then. */
+/* Flushes the folder of `path_in_it`, so that its new entry survives a power failure. Errors are ignored: some file
+ * systems cannot flush folders. */
 static inline void te__dir_sync(const char *path_in_it) {
     te__text dir = TE_ZERO;
     te__text_add(&dir, path_in_it, te__path_dir_length(path_in_it));
@@ -605,8 +602,7 @@ static inline bool te__file_write_atomic(const char *path, const void *data, siz
 
 /* ---- folders ---- */
 
-/* Makes a folder, and the folders above it that are missing. Only this user may use them (mode 0700). Returns true if
- * the folder exists at the end. */
+/* Makes a folder (mode 0700) and its missing parents. Returns true if the folder exists at the end. */
 static inline bool te__dir_make(const char *path, te__text *why) {
     if (te__dir_exists(path)) return true;
     te__text part = TE_ZERO;
@@ -634,8 +630,8 @@ static inline bool te__dir_make(const char *path, te__text *why) {
     return fine;
 }
 
-/* Checks that only this user can put files into a folder: the user owns it, and neither the group nor others may write
- * there. On Windows only checks that the folder exists, because a user's profile is private already. */
+/* Returns true if only this user can put files into a folder. On Windows only checks that the folder exists, because
+ * user profiles are private. */
 static inline bool te__dir_is_private(const char *path, te__text *why) {
 #ifdef _WIN32
     if (te__dir_exists(path)) return true;
@@ -654,8 +650,8 @@ static inline bool te__dir_is_private(const char *path, te__text *why) {
 
 /* ---- locks between processes ---- */
 
-/* A lock file. At most one holder on the machine has the lock; even threads of one process exclude each other. The
- * system releases the lock when the process ends, for whatever reason. The empty file stays. */
+/* A lock on an empty file, which stays. The lock excludes other processes and other threads. The system releases it
+ * when the process ends. */
 typedef struct te__lock {
     te__fd fd;
 } te__lock;
@@ -664,8 +660,8 @@ enum { TE__LOCK_FAILED = 0, TE__LOCK_HELD = 1, TE__LOCK_BUSY = 2 };
 
 static inline void te__lock_release(te__lock *l) { te__fd_close(&l->fd); }
 
-/* Tries to take a lock. If `wait` is true, waits until it is free. If `wait` is false and another holder has it,
- * returns TE__LOCK_BUSY, without a message. Returns TE__LOCK_FAILED if locks do not work for this path. */
+/* Takes a lock. If another holder has it, waits (`wait` is true) or returns TE__LOCK_BUSY. Returns TE__LOCK_FAILED if
+ * locks do not work for this path. */
 static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__text *why) {
 #ifdef _WIN32
     te__wide w;
@@ -694,8 +690,7 @@ static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__tex
     return busy ? TE__LOCK_BUSY : TE__LOCK_FAILED;
 }
 
-/* Waits until the lock is free, and takes it. Returns false if locks do not work: on a file system without locks, or in
- * a folder that cannot be written. */
+/* Waits for the lock and takes it. Returns false if locks do not work, for example in a read-only folder. */
 static inline bool te__lock_acquire(te__lock *l, const char *path, te__text *why) {
     return te__lock_try(l, path, true, why) == TE__LOCK_HELD;
 }

@@ -1,8 +1,6 @@
-/* sys/floats.c: sets the floating-point modes of the processor: rounding, and whether subnormal numbers count as zeros.
- * Any library in the process may have changed these modes; a library linked with -ffast-math does so when it is loaded.
- * The codes of a cast must not depend on the modes. So arithmetic runs between te__floats_begin and te__floats_end.
- * This file may use <fenv.h> and the control registers of x86 (SSE) and arm64. It must not depend on what is
- * computed. */
+/* sys/floats.c: sets the processor's modes for rounding and subnormal numbers. Any library may have changed them, for
+ * example one linked with -ffast-math. The codes of a cast must not depend on these modes. So arithmetic runs between
+ * te__floats_begin and te__floats_end. */
 
 #include <fenv.h>
 #if defined(__SSE__) || defined(_M_X64) || (defined(_M_IX86_FP) && _M_IX86_FP > 0)
@@ -19,8 +17,7 @@ typedef struct te__floats {
     bool changed;
 } te__floats;
 
-/* Returns the control register of the processor. It holds the rounding mode, whether subnormals are flushed, and which
- * exceptions trap. Returns 0 on a processor without such a register. */
+/* Returns the processor's control register for rounding, subnormals and exception traps. Returns 0 if there is none. */
 static inline uint64_t te__floats_control(void) {
 #if defined(TE__FLOATS_SSE)
     return _mm_getcsr();
@@ -41,8 +38,8 @@ static inline void te__floats_set_control(uint64_t control) {
     (void)control;
 #endif
 }
-/* Returns the value of the control register in a new process: rounding to nearest, subnormals kept, no traps. On x86
- * the register also holds the exception flags; these are taken from `control`. */
+/* Returns the value of the control register in a new process: rounding to nearest, subnormals kept, no traps. x86:
+ * keeps the exception flags of `control`. */
 static inline uint64_t te__floats_usual(uint64_t control) {
 #if defined(TE__FLOATS_SSE)
     return (control & 0x3fu) | 0x1f80u;
@@ -69,8 +66,8 @@ static inline void te__floats_end(const te__floats *was) {
     te__floats_set_control(was->control);
 }
 
-/* Returns a / b, for host code outside of operations. The variables are volatile, so that the compiler cannot move the
- * division before te__floats_begin or behind te__floats_end. */
+/* Returns a / b, for host code outside of operations. `volatile` keeps the division between te__floats_begin and
+ * te__floats_end. */
 static inline float te__floats_divide(double a, double b) {
     volatile double x = a, y = b;
     volatile float quotient;
@@ -80,10 +77,8 @@ static inline float te__floats_divide(double a, double b) {
     return quotient;
 }
 
-/* Returns true if the compiler's arithmetic does what the source says. Returns false if it may reorder sums, replace a
- * division by a multiplication, or ignore -0. A test at run time is needed, since clang defines no macro for
- * -ffast-math and similar flags. If the compiler computes float sums in a wider type (FLT_EVAL_METHOD is not 0, see
- * te_report), there is no test and the result is true. */
+/* Returns false if the compiler may reorder sums, divide by multiplying, or ignore -0. clang has no macro for
+ * -ffast-math, so a test runs. If FLT_EVAL_METHOD is not 0, returns true without a test (see te_report). */
 static inline bool te__arithmetic_is_exact(void) {
 #if FLT_EVAL_METHOD == 0
     volatile float large = 16777216.0f, one = 1.0f, five = 5.0f, minus_zero = -0.0f, quotient, zero;

@@ -67,8 +67,8 @@ typedef struct te__lib_search {
 /* ---- opening ---- */
 
 #ifndef _WIN32
-/* Loads the file `name` if it is an NVRTC builtins library. NVRTC opens this library by name, without a folder, when it
- * first compiles. If its folder is not in the loader's path, the library must be loaded already. */
+/* Loads `name` if it is an NVRTC builtins library. NVRTC would find it only in the loader's path or among loaded
+ * libraries. */
 static bool te__lib_load_builtins(void *dir, const char *name) {
     te__text path = TE_ZERO;
     te__text_printf(&path, "%s/%s", (const char *)dir, name);
@@ -79,8 +79,8 @@ static bool te__lib_load_builtins(void *dir, const char *name) {
 }
 #endif
 
-/* Returns false, with the reason in `why`, if the library is an NVRTC of a later CUDA than s->newest. The version comes
- * from the library itself, since a name like libnvrtc.so does not have it. */
+/* Returns false, with the reason in `why`, for an NVRTC of a later CUDA than s->newest. File names like libnvrtc.so
+ * have no version. */
 static inline bool te__lib_old_enough(const te__lib_search *s, void *handle, te__text *why) {
     int (*version)(int *major, int *minor) = NULL;
     int major = 0, minor = 0;
@@ -124,8 +124,8 @@ static inline bool te__lib_try(te__lib_search *s, const char *name) {
     return true;
 }
 
-/* Tries to open the library by its names, without a folder. This finds a library that the program has loaded already,
- * or one in the loader's path. */
+/* Tries the library's names without a folder. This finds a library that is loaded already, or one in the loader's
+ * path. */
 static inline bool te__lib_try_names(te__lib_search *s) {
     for (int i = 0; s->spec->names[i]; i++)
         if (te__lib_try(s, s->spec->names[i])) return true;
@@ -291,8 +291,8 @@ static inline bool te__lib_in_prefix(te__lib_search *s, const char *prefix) {
 #define TE__PATH_SEPARATOR ':'
 #endif
 
-/* Looks for the library under every installation prefix X whose folder "X/bin" is in $PATH, in the order of $PATH. On
- * Windows every folder in $PATH is taken as a prefix, since python.exe lies in the prefix itself. */
+/* Searches every prefix X with "X/bin" in $PATH. On Windows every folder in $PATH is a prefix, since python.exe lies in
+ * the prefix itself. */
 static inline bool te__lib_in_path_variable(te__lib_search *s) {
     const char *path = te__env("PATH");
     te__text prefix = TE_ZERO;
@@ -362,13 +362,11 @@ static inline bool te__lib_search_driver(te__lib_search *s) {
 
 /* ---- the search ---- */
 
-/* Opens a library. On success `out` has its handle and path, and the caller closes it by te__dl_close(out->handle).
- * `newest` is the newest CUDA major version that NVRTC may have, since a driver does not take machine code of a later
- * CUDA than its own. If `newest` is 0, any version will do. `tried` receives a line for every name and folder that
- * failed, even if a later one succeeds.
+/* Opens a library. The caller closes it by te__dl_close(out->handle). `newest` is the newest CUDA major version of
+ * NVRTC that the driver takes; 0: any. `tried` receives a line for every name and folder that failed.
  *
- * If the library's environment variable (te__lib_spec.variable) is set, only the file or folder that it names is tried.
- * Otherwise the loader's path comes first, then toolkits, then Python packages. */
+ * If the environment variable te__lib_spec.variable is set, only its file or folder is tried. Otherwise the loader's
+ * path comes first, then toolkits, then Python packages. */
 static inline bool te__lib_open_at_most(te__lib_kind kind, int newest, te__lib *out, te__text *tried) {
     te__lib_search s = TE_ZERO;
     te__text ignored = TE_ZERO;

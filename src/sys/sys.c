@@ -1,5 +1,5 @@
-/* sys/sys.c: small functions over POSIX or Windows: mutexes, threads, atomics, time, environment, shared libraries. No
- * other file includes headers of the operating system. This file must not depend on tensors. */
+/* sys/sys.c: small functions over POSIX or Windows. No other file includes headers of the operating system. This file
+ * must not depend on tensors. */
 
 #ifdef _WIN32
 #ifndef WIN32_LEAN_AND_MEAN
@@ -21,9 +21,8 @@
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
-/* If a program includes <stdio.h> before te.h, te.h can no longer define a feature macro. Under -std=c11 the C library
- * then hides POSIX functions. So the POSIX functions that te.h needs are declared here. A second declaration of a
- * function is legal in C. C++ compilers do not hide these functions. */
+/* Under -std=c11 the C library hides these functions. A feature macro comes too late if the program has included
+ * <stdio.h> before. C allows a second declaration. */
 #if defined(__linux__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
 extern int clock_gettime(int clock, struct timespec *now);
 extern int nanosleep(const struct timespec *time, struct timespec *left);
@@ -43,8 +42,8 @@ extern ssize_t pread(int fd, void *data, size_t n, off_t offset);
 
 /* ---- mutex, condition variable, once ----
  *
- * `static te__mutex m = TE__MUTEX_INIT;` makes a mutex that is ready for use. te__cond and te__once have such
- * initialisers too. A mutex or a condition variable inside another object needs te__*_init and te__*_free instead. */
+ * `static te__mutex m = TE__MUTEX_INIT;` is ready for use. te__cond and te__once have such initialisers too. A mutex or
+ * condition inside an object needs te__*_init and te__*_free. */
 
 #ifdef _WIN32
 
@@ -116,8 +115,8 @@ typedef struct te__thread {
 #endif
 } te__thread;
 
-/* The stack size of a thread. It is enough for every loop of the CPU backend. It is the same on every system, whereas
- * the defaults of systems go from 128 KiB to 8 MiB. */
+/* The stack size of a thread, enough for every loop of the CPU backend. The defaults of systems go from 128 KiB to 8
+ * MiB. */
 enum { TE__THREAD_STACK = 2 << 20 };
 
 #ifdef _WIN32
@@ -159,8 +158,8 @@ static inline void te__thread_join(te__thread *t) { pthread_join(t->os, NULL); }
 /* ---- sequentially consistent atomics on int64_t, whose addresses must be multiples of 8 (TE__ALIGNED) ---- */
 
 #if defined(__GNUC__) || defined(__clang__)
-/* An int64_t whose address is a multiple of 8. On some systems int64_t itself is aligned to 4. There clang calls a
- * library function for atomic operations on a plain int64_t. */
+/* An int64_t at a multiple of 8. Where int64_t is aligned to 4, clang would call a library function for atomic
+ * operations on a plain int64_t. */
 typedef int64_t te__atomic_word __attribute__((aligned(8)));
 /* Adds `by` to *x. Returns the value that *x had before. */
 static inline int64_t te__atomic_add(int64_t *x, int64_t by) {
@@ -212,8 +211,8 @@ static inline void te__sleep(double seconds) {
 
 /* ---- environment, process, machine ---- */
 
-/* Returns the value of an environment variable, which the environment owns. Returns NULL if the variable is missing or
- * empty. So `TE_X= program` turns TE_X off. */
+/* Returns the value of an environment variable, or NULL if the variable is missing or empty. The environment owns the
+ * value. */
 static inline const char *te__env(const char *name) {
     const char *value = getenv(name);
     return value && value[0] ? value : NULL;
@@ -227,8 +226,8 @@ static inline int64_t te__process_id(void) {
 #endif
 }
 
-/* Counts the forks after the first te__watch_forks. A child process adds 1 to its own copy, so parent and child have
- * different numbers. The counter is always 0 on Windows, which has no fork. */
+/* The number of forks since the first te__watch_forks. Only the child counts, so parent and child have different
+ * numbers. Windows: always 0. */
 static TE_MAYBE_UNUSED int te__forks;
 #ifdef _WIN32
 static inline void te__watch_forks(void) {}
@@ -275,8 +274,8 @@ static inline size_t te__page_size(void) {
 }
 
 #if defined(__linux__)
-/* Returns the number of processors on which this process may run. This is the number of bits in its affinity mask
- * ("Cpus_allowed: ff,ffffffff"). Returns 0 if it is unknown. */
+/* Returns the number of bits in the affinity mask of this process ("Cpus_allowed: ff,ffffffff"). Returns 0 if the mask
+ * is unknown. */
 static inline int te__cpus_allowed(void) {
     char line[4096];
     int count = 0;
@@ -305,8 +304,8 @@ static inline int te__cpus_granted(void) {
 }
 #endif
 
-/* Returns how many threads can run at once. This is the number of online processors, limited by the affinity mask and
- * by the container's quota. It is at least 1. */
+/* Returns the number of online processors, limited by the affinity mask and the container's quota. The result is at
+ * least 1. */
 static inline int te__cpu_count(void) {
 #ifdef _WIN32
     SYSTEM_INFO info;
@@ -358,8 +357,8 @@ static inline void te__text_os_error(te__text *t) {
 
 /* ---- shared libraries ---- */
 
-/* Opens a shared library. On failure returns NULL and appends the reason to `why`, which may be NULL. If `name`
- * has no slash, the system searches for the library. */
+/* Opens a shared library. The system searches for a name without a slash. On failure returns NULL and appends the
+ * reason to `why`, if not NULL. */
 static inline void *te__dl_open(const char *name, te__text *why) {
 #ifdef _WIN32
     te__wide w;
@@ -389,8 +388,8 @@ static inline void *te__dl_sym(void *library, const char *symbol) {
 #endif
 }
 
-/* Sets the function pointer *fn to the function `symbol` of a library. Returns false if the library lacks the symbol.
- * Copies the bytes of the address, because ISO C cannot cast an object pointer to a function pointer. */
+/* Sets the function pointer *fn to `symbol`. Returns false if the symbol is missing. Copies bytes, because ISO C cannot
+ * cast object pointers to function pointers. */
 static inline bool te__dl_function(void *library, const char *symbol, void *fn) {
     void *address = te__dl_sym(library, symbol);
     memcpy(fn, &address, sizeof address);
@@ -417,8 +416,8 @@ typedef struct te__dl_info {
 } te__dl_info;
 #endif
 
-/* Writes the path of a loaded library's file to `path`. `symbol` is the name of any symbol of the library. Returns
- * false if the system does not report the path. */
+/* Writes the path of a loaded library's file to `path`. `symbol` is any symbol of the library. Returns false if the
+ * path is unknown. */
 static inline bool te__dl_path(void *library, const char *symbol, char *path, size_t cap) {
 #ifdef _WIN32
     te__wide w;

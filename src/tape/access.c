@@ -1,6 +1,5 @@
-/* tape/access.c: views and conversions of tensors, with their backward functions, and the functions that read
- * properties of tensors. This file may use the tape, and the operations of ops/math and ops/cast. It must not depend on
- * modules. */
+/* tape/access.c: views and conversions of tensors, and the functions that read properties of tensors. This file may use
+ * the tape, ops/math and ops/cast. It must not depend on modules. */
 
 /* ---- views with history ---- */
 

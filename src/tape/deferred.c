@@ -1,5 +1,5 @@
-/* tape/deferred.c: the queue of work that a backward pass postpones. The work stays in the order of the calls of
- * te__defer. This file may allocate host memory. It must not depend on what the work does. */
+/* tape/deferred.c: the queue of work that a backward pass postpones, in the order of the calls of te__defer. This file
+ * must not depend on what the work does. */
 
 typedef te_result (*te__deferred_fn)(te_ctx *te, void *state);
 typedef struct te__deferred {
@@ -12,8 +12,8 @@ typedef struct te__deferred {
     size_t state_size;
 } te__deferred;
 
-/* Appends work to the queue. The bytes of `state` are copied. release(state) is called later, when the work has run or
- * is dropped. If te__defer fails, it calls release(state) itself. */
+/* Appends work to the queue. Copies the bytes of `state`. release(state) is called when the work has run or is dropped,
+ * or when te__defer fails. */
 static te_result te__defer(te_ctx *te, void *owner, te__deferred_fn run, void (*release)(te_ctx *te, void *state),
                            void *state, size_t state_size) {
     te__deferred *d = (te__deferred *)te__alloc_zero(te, sizeof(te__deferred)), **end = &te->deferred;
@@ -43,8 +43,8 @@ static void te__deferred_free(te_ctx *te, te__deferred *d) {
 
 typedef bool (*te__owner_fn)(const void *owner, const void *user);
 
-/* Removes from the queue the work of every owner for which `of(owner, user)` returns true. If `run` is true, runs this
- * work in order, and after a failure drops the rest. If `run` is false, drops all of it. */
+/* Removes the work of every owner for which of(owner, user) is true. `run`: runs this work in order, and drops the rest
+ * after a failure. */
 static te_result te__deferred_take(te_ctx *te, te__owner_fn of, const void *user, bool run) {
     te__deferred **at = &te->deferred;
     te_result result = TE_OK;
@@ -74,8 +74,7 @@ static bool te__any_owner(const void *owner, const void *user) {
     return true;
 }
 static bool te__same_owner(const void *owner, const void *user) { return owner == user; }
-/* Drops all postponed work in the queue except the first `keep` entries. A backward pass that fails calls this to drop
- * the work that it has added. */
+/* Drops all postponed work except the first `keep` entries, after a backward pass that has failed. */
 static void te__deferred_cut(te_ctx *te, int keep) {
     te__deferred **at = &te->deferred;
     while (*at && keep-- > 0) at = &(*at)->next;
@@ -110,8 +109,7 @@ static int te__deferred_length(const te_ctx *te) {
     for (d = te->deferred; d; d = d->next) n++;
     return n;
 }
-/* Returns the number of entries in the queue of postponed work that belong to the current capture. Outside of captures
- * returns the number of all entries. */
+/* Returns how many entries of the queue belong to the current capture. Outside of captures all entries count. */
 static int te__num_deferred(const te_ctx *te) {
     const te__deferred *d;
     int n = 0;

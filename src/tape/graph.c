@@ -1,6 +1,6 @@
-/* tape/graph.c: graphs, from te_graph_begin to te_graph_destroy, and the numbers that the host writes before each
- * launch. This file uses the device only through te__device. It must not depend on modules or optimizers. Benchmark:
- * "step of a layer" in tests/bench/h200.csv, and tests/bench/notes.md. */
+/* tape/graph.c: graphs, and the numbers that the host writes before each launch. This file uses the device only through
+ * te__device. It must not depend on modules or optimizers. Benchmark: "step of a layer" in tests/bench/h200.csv, and
+ * tests/bench/notes.md. */
 
 /* ---- parts, and the state ---- */
 
@@ -10,8 +10,8 @@ static te__graph_part *te__graph_find_part(te_graph *g, const void *owner) {
         if (g->parts[i].owner == owner) return &g->parts[i];
     return NULL;
 }
-/* Adds a part to a graph, and returns it. A part is the data that one owner, such as an optimizer, keeps in the graph.
- * The data begin as `bytes` bytes of zeros. Returns NULL with an error if memory is exhausted. */
+/* Adds `bytes` bytes of zeros to a graph, as the data of one owner, such as an optimizer. Returns NULL with an
+ * error. */
 static te__graph_part *te__graph_add_part(te_graph *g, void *owner, size_t bytes) {
     te__graph_part *p;
     void *data;
@@ -31,8 +31,8 @@ static bool te__graph_steps(const te_graph *g) {
     for (i = 0; i < g->num_parts && g->parts[i].random; i++) {}
     return i < g->num_parts;
 }
-/* Reserves `n` words of 8 bytes in the graph's state. The host writes numbers into these words before each launch.
- * Returns the index of the first word, or -1 with an error if too few words are left. */
+/* Reserves `n` words of 8 bytes, which the host writes before each launch. Returns the first index, or -1 with an
+ * error. */
 static int te__graph_take_words(te_graph *g, int n) {
     if (g->num_words + n > TE__GRAPH_WORDS) {
         te__fail(g->te, TE_ERR_UNSUPPORTED, "a graph can hold %d steps of optimizers at most",
@@ -82,8 +82,8 @@ static void te__capture_drop(te_ctx *te) {
     te__graph_free(g);
 }
 
-/* Called when `owner` is destroyed. A graph that keeps data of this owner (te__graph_part) cannot be launched any
- * more. `why` is a static text, which te_graph_launch then reports as the error. */
+/* Breaks every graph that keeps data of `owner`, which is being destroyed. te_graph_launch then reports `why`, a static
+ * text. */
 static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
     te_graph *g;
     te__graph_part *p;
@@ -205,8 +205,8 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
                  "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
     for (i = 0; i < g->num_parts; i++)
         if (g->parts[i].owner) g->parts[i].captured(g, g->parts[i].owner, g->parts[i].data);
-    if (te->rng.fork) { /* a random fork is still open, which is an error. The random offsets of the context and of
-                         * the fork return to their values from before the capture */
+    if (te->rng.fork) { /* a random fork is still open, which is an error. The random offsets return to their values
+                         * from before the capture */
         te->rng.own_offset = g->rng_begin;
         te->rng_offset = g->tracker_begin[te->rng.fork - 1];
     } else {
@@ -260,8 +260,8 @@ TE_API te_result te_graph_launch(te_graph *g) {
                         "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region",
                         te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    /* te__ask_step saves what must be restored if a training step fails. A graph with an optimizer does not need this:
-     * if its launch fails, nothing of the step has run, so there is nothing to restore. */
+    /* te__ask_step saves what a failed step must restore. If the launch of a graph with an optimizer fails, nothing has
+     * run. */
     if (!te__graph_steps(g)) result = te__ask_step(te);
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);

@@ -1,22 +1,17 @@
 /* tape/offload.c: the hooks of te_cpu_offload_begin. They keep saved activations in pinned host memory between the
- * forward and the backward pass. This file may use hooks, buffers and transfers. It must not depend on what the tensors
- * mean.
+ * forward and the backward pass. This file must not depend on what the tensors mean.
  *
- * Whole buffers are copied. Tensors that share a buffer share its copy (te__offloaded). All copies are in one list, in
- * the order in which nodes last saved the buffers. The backward pass needs them in the reverse order. The newest
- * entries of the list form the window. Their buffers are in device memory too:
+ * Whole buffers are copied. Tensors that share a buffer share its copy (te__offloaded). One list has all copies, in the
+ * order in which nodes last saved the buffers. The newest entries form the window. Their buffers are in device memory
+ * too:
  *
  *     oldest | in host memory only ............ | inside the window: on the device too | newest
  *
- * Forward pass: when a node saves a buffer, its copy to the host is queued, and the buffer enters the window as its
- * newest one. When the window is too large, its oldest buffers leave it. The device memory of such a buffer is released
- * after the copy has run, unless other tensors hold that memory. The device waits for the copy; the host does not.
+ * Forward pass: the copy of a saved buffer is queued, and the buffer enters the window. When the window is too large,
+ * its oldest buffers leave. Their device memory is released after the copy, unless other tensors hold it. The device
+ * waits for the copy; the host does not.
  *
- * Backward pass: buffers that nodes have read leave the window, and the next older buffers are copied back to the
- * device.
- *
- * The size of the window limits the device memory that waits for copies to the host. In the backward pass, buffers
- * enter the window before they are needed. The buffers that the backward pass reads first never leave the device. */
+ * Backward pass: buffers that nodes have read leave the window. Older buffers enter it before they are needed. */
 
 enum { TE__OFFLOAD_LEAST = 512 << 10 };
 typedef struct te__offload_region {
@@ -40,8 +35,8 @@ typedef struct te__offload {
 /* The handle of a saved tensor. Some or all of the tensor's buffers are copied to the host. */
 typedef struct te__offloaded_tensor {
     te_tensor *x; /* the saved tensor; a part (codes, scales ..) that was copied out has no device memory */
-    te__offloaded *part[TE__MAX_PARTS]; /* for each part of x: the entry of its buffer in the list of copied
-                                         * buffers; NULL for a part that has stayed on the device */
+    te__offloaded *part[TE__MAX_PARTS]; /* for each part of x: the entry of its buffer in the list; NULL: the part has
+                                         * stayed on the device */
 } te__offloaded_tensor;
 
 /* ---- the list and its window ---- */
@@ -58,9 +53,8 @@ static void te__offload_append(te__offload *o, te__offloaded *e) {
     o->newest = e;
 }
 
-/* Puts an entry into the window, which holds the newest entries of the list. The entry must be o->newest or
- * o->inside->older, the newest entry that is older than the window. The entry takes over a reference to its buffer
- * from the caller. */
+/* Puts an entry into the window. The entry must be o->newest or o->inside->older. It takes over a reference to its
+ * buffer from the caller. */
 static void te__offload_enter(te__offload *o, te__offloaded *e) {
     e->inside = true;
     o->inside_bytes += e->bytes;
@@ -78,8 +72,8 @@ static void te__offload_leave(te__offload *o, te__offloaded *e) {
     te__buffer_release(b); /* may free b, which sets e->buffer to NULL */
 }
 
-/* Separates entry e from its buffer, for example because the bytes of the buffer have changed. The buffer no longer
- * points to e. Sets e->buffer to NULL too, unless e->inside is true: then te__offload_leave still needs it. */
+/* Separates an entry from its buffer, for example because the buffer's bytes have changed. e->buffer stays if e->inside
+ * is true: te__offload_leave needs it. */
 static void te__offload_unwatch(te__offloaded *e) {
     if (e->buffer && e->buffer->offloaded == e) e->buffer->offloaded = NULL;
     if (!e->inside) e->buffer = NULL;
@@ -125,9 +119,8 @@ static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
     return e;
 }
 
-/* Sets *e to the entry for the buffer of x, with a new reference. If the buffer has no entry yet, makes one and queues
- * the copy. If the buffer stays on the device, sets *e to NULL. Of all bytes saved in region r, the fraction
- * r->fraction is copied out, spread evenly over the forward pass. */
+/* Sets *e to the entry of x's buffer, with a new reference. Queues the copy of a new entry. *e is NULL if the buffer
+ * stays on the device. The fraction r->fraction of all bytes is copied. */
 static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_tensor *x, te__offloaded **e) {
     te__offload *o = te->offload;
     te__buffer *b = x ? x->buffer : NULL;
@@ -200,9 +193,8 @@ static void *te__offload_pack(void *user, te_tensor *x) {
     te__offloaded_tensor *h;
     te_result result = TE_OK;
     int i, n = te__parts(x, part), gone = 0;
-    if (te->playing || te->warming) return NULL; /* Nothing is copied to the host. A node that is recorded
-                                                  * inside a backward pass needs its saved tensors again soon. A
-                                                  * warm-up only compiles kernels. */
+    if (te->playing || te->warming) return NULL; /* Nothing is copied. A node recorded inside a backward pass needs its
+                                                  * tensors again soon. A warm-up only compiles kernels. */
     if (te__refuse_stream(te) != TE_OK) return NULL;
     h = (te__offloaded_tensor *)te__alloc_zero(te, sizeof(te__offloaded_tensor));
     if (!h) return NULL;
@@ -224,9 +216,8 @@ static void *te__offload_pack(void *user, te_tensor *x) {
 
 /* ---- backward ---- */
 
-/* Puts an entry into the window (the newest entries, whose buffers are in device memory too). If the saved bytes are no
- * longer in device memory, allocates a new buffer and queues the copy to it, without waiting. The entry must be
- * o->newest or o->inside->older, the newest entry that is older than the window. */
+/* Puts an entry into the window, and if needed queues the copy to a new buffer. The entry must be o->newest or
+ * o->inside->older. */
 static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     te__buffer *b = e->buffer;
@@ -253,8 +244,7 @@ static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     return TE_OK;
 }
 
-/* Copies entries back to the device before the backward pass needs them. Begins with the newest entry that is not in
- * device memory, and stops before the entries in device memory (the window) would exceed o->window bytes. */
+/* Brings older entries back to the device before they are needed, until the window has o->window bytes. */
 static te_result te__offload_bring_older(te_ctx *te) {
     te__offload *o = te->offload;
     te__offloaded *e = o->inside ? o->inside->older : o->newest;
@@ -264,8 +254,8 @@ static te_result te__offload_bring_older(te_ctx *te) {
     return result;
 }
 
-/* Puts the saved bytes of x into device memory again, and attaches this memory to x. x is a saved tensor, or a part of
- * one, such as its scales. If the buffer of x was written after its bytes were saved, the bytes get a new buffer. */
+/* Puts the saved bytes of x into device memory, and attaches this memory to x. A buffer that was written after the save
+ * is not reused. */
 static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) {
     te__offload *o = te->offload;
     te_result result;
@@ -304,8 +294,7 @@ static void te__offload_forget(void *user, void *handle) {
 
 /* ---- regions ---- */
 
-/* Returns te->offload, which has the list of copied buffers and two streams for the copies. Makes it on the first call.
- * Returns NULL with an error on failure. te->offload lives as long as the context. */
+/* Returns te->offload, or NULL with an error. The first call makes it. te->offload lives as long as the context. */
 static te__offload *te__offload_open(te_ctx *te) {
     te__offload *o = te->offload;
     if (!o) o = te->offload = (te__offload *)te__alloc_zero(te, sizeof(te__offload));
@@ -332,8 +321,8 @@ TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *des
     if (te__refuse_stream(te) != TE_OK) return te_error_code(te);
     o = te__offload_open(te);
     if (!o) return te_error_code(te);
-    /* A region and its hooks have the same index. After a region has ended, a new region may reuse the element of
-     * o->region. Nodes of the ended region then read only the field `te` of this element. */
+    /* A region and its hooks have the same index. Nodes of an ended region may find a new region there. They read only
+     * its field `te`. */
     r = &o->region[te__min(te->tape.num_hooks, TE__MAX_HOOKS - 1)];
     hooks.pack = te__offload_pack;
     hooks.unpack = te__offload_unpack;

@@ -1,5 +1,5 @@
-/* tape/random.c: the random state of a context, the named random states, and the numbers that operations draw from
- * them, also while a graph is captured. This file may use graphs. It must not depend on which operation draws. */
+/* tape/random.c: the random state of a context, the named random states, and the numbers that operations draw. This
+ * file may use graphs. It must not depend on which operation draws. */
 
 TE_API void te_seed(te_ctx *te, uint64_t seed) { te_rng_set(te, seed, 0); }
 TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {
@@ -139,8 +139,8 @@ TE_API const char *te_rng_tracker_name(const te_ctx *te, int index) {
 
 /* ---- drawing ---- */
 
-/* The record that a graph keeps of a named random state. Each launch begins at the current offset of the state, and
- * then adds `used` to this offset. */
+/* The record that a graph keeps of a named random state. A launch begins at the state's current offset, and then adds
+ * `used` to this offset. */
 typedef struct te__tracker_part {
     uint64_t begin, used;
     int word;

@@ -1,5 +1,5 @@
 /* tape/tape.c: records nodes, and plays them: runs their backward functions from the last node to the first. This file
- * may use tensors, and may add, copy and decode gradients. It must not depend on what a node computes. */
+ * must not depend on what a node computes. */
 
 /* Returns the variable of x. If x has none yet, makes one. Returns NULL only if memory is exhausted. */
 static te__var *te__var_of(te_tensor *x) {
@@ -33,8 +33,8 @@ TE_API void te_tensor_zero_grad(te_tensor *x) {
     te_tensor_release(x->var->grad);
     x->var->grad = NULL;
 }
-/* Returns true if the byte ranges of x and y overlap. A range goes from the first to the last element. So strided
- * tensors whose rows alternate in memory count as overlapping too. */
+/* Returns true if the byte ranges of x and y overlap, each from its first to its last element. Interleaved rows count
+ * as overlapping. */
 static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     const te_tensor *each[2];
     uintptr_t first[2], last[2];
@@ -50,9 +50,8 @@ static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     return first[0] <= last[1] && first[1] <= last[0];
 }
 
-/* Returns the tensor that a variable keeps as its gradient, with a new reference. This is `grad` itself if `grad` has
- * no variable. Otherwise it is an alias of `grad` without a variable. The alias prevents a cycle of references, which
- * would never be freed. */
+/* Returns a new reference to `grad`. If `grad` has a variable, refers to an alias without one. This prevents a cycle of
+ * references. */
 static te_tensor *te__kept_gradient(te_tensor *grad) {
     te_tensor *kept = grad;
     if (grad->var) {
@@ -298,15 +297,14 @@ static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
     return result;
 }
 
-/* Returns true if no other tensor uses the memory of x. Returns false for memory that te.h has not allocated, because
- * it may be in use elsewhere. */
+/* Returns true if no other tensor uses the memory of x. Memory that te.h has not allocated counts as used. */
 static bool te__tensor_is_alone(const te_tensor *x) {
     return x->refs == 1 && x->buffer && te__buffer_users(x->buffer) == 1 &&
            (x->buffer->capacity > 0 || x->buffer->bytes == 0);
 }
 
-/* Adds a gradient to a variable. The first gradient is not copied: the variable shares its memory. When te_backward
- * ends, te__leaves_own copies the gradient of a leaf if its memory is still shared. */
+/* Adds a gradient to a variable. The first gradient is not copied: the variable shares its memory (see
+ * te__leaf_own). */
 static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     te_op_axpby_args add = TE_ZERO;
     te_tensor *sum;
@@ -369,8 +367,8 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     return TE_OK;
 }
 
-/* Returns the gradient that input i of the playing node has so far. A backward function can add its own gradient to it.
- * Returns NULL if there is none, or if it is not a plain contiguous tensor with the shape and dtype of `like`. */
+/* Returns the gradient so far of input i of the playing node: a plain contiguous tensor with the shape and dtype of
+ * `like`, or NULL. */
 static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
     const te__var *v = te->playing ? te->playing->inputs[i] : NULL;
     te_tensor *grad = v && !v->played ? v->grad : NULL;
@@ -379,8 +377,7 @@ static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
     return v->leaf && te__is_outside(grad->buffer) ? NULL : grad; /* a launch of a graph cannot add to a gradient from
                                                                    * before the capture */
 }
-/* Returns a tensor for the sum of `so_far` and another gradient. This is `so_far` itself if no other tensor uses its
- * memory, else a new tensor. */
+/* Returns the tensor for `so_far` plus another gradient. This is `so_far` itself if no other tensor uses its memory. */
 static te_tensor *te__grad_sum_place(te_tensor *so_far) {
     return te__tensor_is_alone(so_far) ? so_far : te__empty_like(so_far, so_far->dtype);
 }
@@ -393,9 +390,8 @@ static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
     v->grad = sum;
 }
 
-/* Makes sure that no other leaf, no tensor of the caller and no tape node shares the memory of a leaf's gradient.
- * Copies a gradient whose memory is shared or strided, and decodes a quantized one. In a capture, also copies a
- * gradient from before the capture, because launches of the graph do not write it. */
+/* Gives the gradient of a leaf plain contiguous memory of its own. A gradient from before a capture is copied too,
+ * because launches do not write it. */
 static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te_tensor *grad = v->grad, *own;
     te_result result;
@@ -411,10 +407,9 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te__frame_end(te, NULL, 0);
     return result;
 }
-/* Ends a te_backward whose leaves are in te->tape.fresh from index `first` on. If `result` is TE_OK, calls te__leaf_own
- * for each of these leaves. Otherwise drops their gradients. A backward function may call te_backward itself. After
- * this inner te_backward, the leaves that no backward function made stay in te->tape.fresh. If the outer te_backward
- * fails later, it drops their gradients too. */
+/* Ends a te_backward whose leaves begin at te->tape.fresh[first]. Completes their gradients, or drops them after a
+ * failure. An inner te_backward keeps in the list the leaves that no backward function made: the outer te_backward may
+ * still fail. */
 static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
     int i, kept = first;
     for (i = first; i < te->tape.num_fresh && result == TE_OK; i++) result = te__leaf_own(te, te->tape.fresh[i]);
@@ -437,8 +432,8 @@ static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
 
 /* ---- playing ---- */
 
-/* Checks that no saved tensor of a node was written after the forward pass. Returns an error if one was. For a node of
- * a capture, the last launch of the graph is the forward pass. */
+/* Checks that no saved tensor of a node was written after the forward pass. In a capture the forward pass is the last
+ * launch. */
 static te_result te__check_saved(te_ctx *te, const te__node *node) {
     uint64_t at = node->arena && node->arena->launched_at > node->saved_at ? node->arena->launched_at : node->saved_at;
     char before[sizeof(te->module_path)], what[160], shape[TE__SHAPE_TEXT];
@@ -627,8 +622,8 @@ static te_result te__segment_play(te_ctx *te, te__segment *s) {
     return result;
 }
 
-/* Returns the segment with the node that made v. Searches from the innermost segment outwards. For a leaf, and for a
- * tensor whose node was played, returns the root segment. If the node was freed with its scope, returns NULL. */
+/* Returns the segment whose node made v. Returns the root segment for a leaf or a played tensor. Returns NULL if a
+ * scope freed the node. */
 static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
     te__segment *s;
     int i, k;
@@ -639,9 +634,8 @@ static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
     return v->leaf || v->played ? &te->tape.root : NULL;
 }
 
-/* Runs the backward pass of segment s. It begins at the `count` tensors y[i], all made in s, with the gradients
- * grad[i]. If grad[i] is NULL, y[i] has no gradient. At the end te__leaves_own completes the gradients of the leaves,
- * or drops them after a failure. */
+/* Plays segment s backwards from the tensors y[i], with the gradients grad[i]. All y[i] were made in s. grad[i] may be
+ * NULL. */
 static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *y, te_tensor *const *grad, int count) {
     te__stash *stash = NULL;
     te__rng_state before = te__rng_now(te);
@@ -708,8 +702,8 @@ static te_result te__backward(te_tensor *y, te_tensor *grad) {
     return te__backward_all(te, segment, &y, &grad, 1);
 }
 
-/* After this number of te_backward calls outside of scopes, te__watch_scopes warns that memory grows. A call counts
- * only if more tensors are alive than at the call before. */
+/* te__watch_scopes warns after this many te_backward calls outside of scopes. A call counts only if the number of live
+ * tensors has grown. */
 enum { TE__UNSCOPED_STEPS = 100 };
 static void te__watch_scopes(te_ctx *te) {
     if (te->num_scopes > 0 || te->tape.unscoped == TE__UNSCOPED_STEPS) return;

@@ -1,6 +1,5 @@
 /* train/checkpoint.c: saves and loads a model, its optimizer and the random state as one safetensors file. This file
- * may use the module tree, optimizers and safetensors. It must not depend on what a module computes. These are the
- * names in the file:
+ * must not depend on what a module computes. The names in the file:
  *
  *     layers.0.self_attention.proj.weight             a parameter or buffer, by its path
  *     layers.0 ... .weight.row.data                   a tensor of a quantized weight (.row.scale,
@@ -13,8 +12,8 @@
  *     te.lr.0                                         the learning rate of the optimizer's first group, if it has one
  *                                                     of its own
  *
- * A model with quantized weights can load a file that has these weights in high precision. Loading quantizes them. The
- * scaling state of delayed recipes is saved too, as buffers of the modules. */
+ * Loading quantizes weights that the file has in high precision. The scaling state of delayed recipes is saved as
+ * buffers of the modules. */
 
 /* The tensors of a module tree and of an optimizer, each with its name in the file. */
 typedef struct te__ckpt {
@@ -151,8 +150,8 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
 
 /* ---- loading ---- */
 
-/* A tensor of the file, for a module that has not run yet. Such a module lacks the buffers of its scaling state. The
- * loaded tensor becomes one of them. */
+/* A tensor of the file for a module that has not run yet. The module lacks this buffer of its scaling state. The tensor
+ * becomes the buffer. */
 typedef struct te__ckpt_new {
     te_module *m;
     const char *entry; /* name in the file */
@@ -172,8 +171,8 @@ typedef struct te__ckpt_plan {
     bool has_lr[TE_MAX_PARAM_GROUPS + 1]; /* for each group: the file has a learning rate */
 } te__ckpt_plan;
 
-/* Reads a number from the metadata. Fails if the text is not a number. If `found` is NULL, a missing number is an error
- * too. Otherwise sets *found to true if the number exists. */
+/* Reads a number from the metadata. Other text is an error. If `found` is NULL, a missing number is an error too.
+ * Otherwise sets *found. */
 static bool te__ckpt_number(te_safetensors *f, const char *key, bool *found, uint64_t *value, double *real) {
     const char *text = te_safetensors_metadata(f, key);
     double number = 0.0;
@@ -200,8 +199,8 @@ static bool te__is_scaling_name(const char *name) {
         if (strcmp(name, te__scaling_names[i / 2][i % 2]) == 0) return true;
     return false;
 }
-/* Returns true if an entry of the file has the dtype and shape of the scaling state of module m: f32 scales of
- * shape [n], or an f32 amax history of shape [L, n]. The module could not use another dtype or shape. */
+/* Returns true if an entry has the dtype and shape of m's scaling state: f32 scales [n], or an f32 amax history
+ * [length, n]. */
 static bool te__is_scaling_state(const te_module *m, const char *name, const te_safetensors_entry *e) {
     const te__scaling *s = te__quant_of(m->te)->scaling;
     const bool history = te__starts_with(name, "fp8_amax_history_");
@@ -212,8 +211,8 @@ static bool te__is_scaling_state(const te_module *m, const char *name, const te_
     return e->shape[e->ndim - 1] == (strcmp(name + strlen(name) - 3, "fwd") == 0 ? s->forward.n : s->backward.n);
 }
 
-/* Returns the module that an entry of the file belongs to, or NULL if the tree has no such module. Sets *name to the
- * part of the entry's name after the last dot. */
+/* Returns the module that an entry of the file belongs to, or NULL. Sets *name to the entry's name after the last
+ * dot. */
 static te_module *te__ckpt_module(te_module *m, const char *entry, const char **name) {
     const char *dot = strrchr(entry, '.');
     char path[512];
@@ -232,8 +231,7 @@ static bool te__ckpt_passes_over(te_module *m, const char *entry) {
     return e && e->transient;
 }
 
-/* Adds an entry of the file to p->fresh if it is scaling state for a module that has no buffer for it yet. Returns
- * false for other entries. */
+/* Adds an entry to p->fresh if it is scaling state without a buffer in its module. Returns false for other entries. */
 static bool te__ckpt_take_fresh(te__ckpt_plan *p, te_module *m, const te_safetensors_entry *e) {
     te__ckpt_new x;
     memset(&x, 0, sizeof(x));

@@ -1,5 +1,5 @@
-/* train/groups.c: puts the parameters of an optimizer into groups, and keeps the numbers of each group (learning rate,
- * betas, weight decay ..). This file may use train/states.c. It must not depend on what a step does. */
+/* train/groups.c: the parameter groups of an optimizer, and the numbers of each group, such as the learning rate. This
+ * file may use train/states.c. It must not depend on what a step does. */
 
 /* Returns true if `text` matches `pattern`. In the pattern * stands for any characters, and ? for one character. */
 static bool te__matches(const char *pattern, const char *text) {
@@ -61,8 +61,8 @@ static bool te__param_group_ok(te_ctx *te, const te__opt_class *cls, const te_pa
 #undef TE__GROUP_IN_RANGE
 }
 
-/* Makes the groups of an optimizer. Group 0 has the hyperparameters `usual`, which come from the optimizer's own desc.
- * Then come the groups listed in the desc. */
+/* Makes the groups of an optimizer. Group 0 has the hyperparameters `usual` of the desc itself. The groups of the desc
+ * follow. */
 static bool te__groups_open(te_optimizer *opt, const te_param_group *groups, int n, const te__opt_group *usual) {
     te_ctx *te = opt->te;
     int i;
@@ -129,9 +129,8 @@ static bool te__opt_decays(const te_optimizer *opt) {
     return false;
 }
 
-/* te__opt_numbers_count returns how many numbers change from step to step. te__opt_numbers writes these numbers for
- * step `step`, in the order in which a graph keeps them: one learning rate for each group, two
- * bias corrections for each group, and the number of the step. */
+/* te__opt_numbers_count returns how many numbers change with each step. te__opt_numbers writes them: a learning rate
+ * for each group, two bias corrections for each group, the step. */
 static int te__opt_numbers_count(const te_optimizer *opt) { return 3 * opt->num_groups + 1; }
 static void te__opt_numbers(const te_optimizer *opt, int64_t step, float *out) {
     int g;

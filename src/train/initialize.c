@@ -1,8 +1,8 @@
-/* train/initialize.c: makes the states of an optimizer's parameters, and updates them when the format of a parameter
- * has changed. This file may use train/states.c. It must not depend on what a step does. */
+/* train/initialize.c: makes the states of an optimizer's parameters, and updates them when a parameter changes its
+ * format. This file may use train/states.c. It must not depend on what a step does. */
 
-/* Returns the optimizer's entry for a parameter, or NULL. Tied weights are in the module tree twice but have one entry.
- * The search begins at the end, because a new parameter is at the end and is looked up for each of its states. */
+/* Returns the optimizer's entry for a parameter, or NULL. Searches from the end, because a new parameter is looked up
+ * for each of its states. */
 static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *param) {
     int i;
     for (i = opt->num_params - 1; i >= 0; i--)
@@ -29,8 +29,8 @@ static bool te__opt_wants_remainders(const te_optimizer *opt, const te_tensor *p
 
 /* ---- te_initialize_state of FusedAdam ---- */
 
-/* Makes one state of a parameter: for te_initialize_state if `mended` is true, else for te_initialize_state_legacy.
- * Only te_initialize_state accepts quantized parameters, and gives the state the `sharded` flag of the parameter. */
+/* Makes one state of a parameter, for te_initialize_state (`mended`) or te_initialize_state_legacy. Only
+ * te_initialize_state accepts quantized parameters, and copies the flag `sharded`. */
 static te_result te__initialize_state(te_optimizer *opt, te_tensor *param, const char *name, bool zero_buffer,
                                       bool store_param_remainders, bool mended) {
     const char *const who = mended ? "te_initialize_state" : "te_initialize_state_legacy";
@@ -129,8 +129,8 @@ TE_API te_tensor *te_optimizer_state(const te_optimizer *opt, const te_tensor *p
 
 /* ---- the states of a parameter ---- */
 
-/* Makes state k of p. A master does not get the value of the parameter yet, and is marked as `behind`. Any other state
- * is zero. */
+/* Makes state k of p. A master does not have the parameter's value yet, so it is marked as `behind`. Other states are
+ * zero. */
 static te_result te__opt_make(te_optimizer *opt, te__opt_param *p, int k) {
     const te__opt_options *o = &opt->options;
     const bool master = k == TE__OPT_MASTER, remainders = master && te__opt_wants_remainders(opt, p->param);
@@ -165,9 +165,8 @@ static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
     return result == TE_OK && master ? te__opt_take_master(p) : result;
 }
 
-/* Replaces the remainders of a parameter (the bits of its f32 master that a bf16 parameter lacks) by a whole f32 master
- * with the same value. Called after a bf16 parameter was cast to f32 or f16. The upper half of the master is the
- * parameter, cast back to bf16. This is exact, except for numbers outside of the range of f16. */
+/* Replaces the remainders of a parameter by a whole f32 master, after a bf16 parameter was cast to f32 or f16. The
+ * parameter, cast back to bf16, is the upper half. This is exact inside the range of f16. */
 static te_result te__opt_whole_master(te__opt_param *p) {
     te__opt_state *s = &p->state[TE__OPT_MASTER], whole = TE_ZERO;
     const bool written = p->behind || te__opt_is_stale(p);
@@ -185,8 +184,8 @@ static te_result te__opt_whole_master(te__opt_param *p) {
     p->behind = written;
     return TE_OK;
 }
-/* Updates the masters after parameters were cast (te_cast_model_to_dtype). If the new format needs a master, makes one
- * and copies the value of the parameter to it. An existing master keeps its value. */
+/* Makes the masters that parameters need after a cast (te_cast_model_to_dtype), with the values of the parameters.
+ * Existing masters keep their values. */
 static te_result te__opt_follow(te_optimizer *opt) {
     te_ctx *te = opt->te;
     const bool warming = te->warming;

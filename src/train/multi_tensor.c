@@ -1,5 +1,5 @@
-/* train/multi_tensor.c: norms and scaling of many tensors, and of all gradients of a module tree. This file may use the
- * module tree and raw operations (te_op_...). It must not depend on optimizers. */
+/* train/multi_tensor.c: norms and scaling of many tensors, and of all gradients of a module tree. This file may use raw
+ * operations (te_op_...). It must not depend on optimizers. */
 
 TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors,
                                        float scale, te_tensor *found_inf) {

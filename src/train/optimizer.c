@@ -1,6 +1,5 @@
-/* train/optimizer.c: the code that all optimizers share. It handles the parameters of a module tree, their gradients,
- * steps (direct and in graphs), and states by name. This file may use train/states.c and the module tree. It must not
- * depend on the arithmetic of any optimizer, or on files on disk. */
+/* train/optimizer.c: the code that all optimizers share: gradients, steps, and states by name. This file may use
+ * train/states.c and the module tree. It must not depend on the arithmetic of any optimizer, or on files on disk. */
 
 /* ---- creation ---- */
 
@@ -89,8 +88,8 @@ static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_clas
     te__quant_of(te)->num_optimizers++;
     return opt;
 }
-/* Adds the groups, the parameters and their states to `opt`, and returns it. If keep_started is true,
- * checkpoint files hold the `started` flags of the parameters. On an error destroys `opt` and returns NULL. */
+/* Adds groups, parameters and states to `opt`, and returns it. On an error destroys `opt` and returns NULL.
+ * keep_started: checkpoints hold the `started` flags. */
 static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt_groups *groups, bool keep_started) {
     te_ctx *te = opt->te;
     bool ok;
@@ -122,8 +121,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt
 
 /* ---- stepping ---- */
 
-/* Sets *grad to the gradient of a parameter, or to NULL if it has none. If the parameter has a main gradient, adds the
- * gradient on the tape to the main gradient, and sets *grad to the main gradient. */
+/* Sets *grad to the gradient of a parameter, or to NULL. A main gradient takes precedence: the gradient on the tape is
+ * added to it. */
 static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
     *grad = te_tensor_grad(param);
@@ -173,8 +172,8 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     te__opt_forget_all(opt);
 }
 
-/* Returns true if the current capture has written the parameter. Then every launch writes the parameter again, and
- * every captured step must copy it to its master. */
+/* Returns true if the current capture writes the parameter. Every launch then writes it again, so every captured step
+ * must update the master. */
 static bool te__opt_written_inside(const te_tensor *param) {
     const te__buffer *b = te__param_buffer(param);
     return b && b->written == b->te->capture->id;
@@ -185,9 +184,8 @@ static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
            !grad->buffer->arena;
 }
 
-/* Appends parameters of a group to opt->order, and their gradients to opt->grads. Both have *n entries. Skips
- * parameters without a gradient. If `all` is false, takes only those of two or more dimensions (`matrices` is true) or
- * only those of fewer dimensions (`matrices` is false). */
+/* Appends a group's parameters to opt->order and their gradients to opt->grads. Skips parameters without a gradient.
+ * `all` false: only matrices (`matrices`), or only the rest. */
 static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
@@ -283,8 +281,8 @@ static void te__opt_captured(te_graph *g, void *owner, void *data) {
     opt->clipped = s->clipped;
 }
 
-/* Adds one more step to the optimizer's part of the graph that is being captured. Sets *steps to that part. Sets
- * step->lr, step->numbers and step->number to the learning rates, bias corrections and step number on the device. */
+/* Adds a step to the optimizer's data in the captured graph, and sets *steps to this data. Sets the device numbers of
+ * `step` to views of the graph's state. */
 static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__opt_step *step) {
     te_graph *g = opt->te->capture;
     te__graph_part *part = te__graph_find_part(g, opt);
@@ -308,9 +306,8 @@ static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__o
 
 /* ---- loss scaling ----
  *
- * The host does not know which steps are skipped. A step writes its overflow flag to `found`. The next step adds this
- * flag to `skipped` before it examines its own gradients. The flag of a step that fails is never counted, and the step
- * can be run again. */
+ * The host does not know which steps are skipped. A step writes its overflow flag to `found`. The next step first adds
+ * this flag to `skipped`. The flag of a failed step is never counted. */
 
 /* Makes the tensors of te__opt_skips. The first step under loss scaling calls this. */
 static te_result te__skips_open(te_optimizer *opt) {
@@ -343,9 +340,8 @@ static te_result te__skips_open(te_optimizer *opt) {
     te__frame_end(te, NULL, 0);
     return s->found ? TE_OK : te_error_code(te);
 }
-/* Adds the overflow flag of the last step to `skipped`, if this was not done yet, and clears the flag. If `step` is not
- * NULL, computes the bias corrections of that step. `again` is true if te_grad_scaler_unscale has already counted this
- * flag and set `found` for `step`. */
+/* Counts the overflow flag of the last step once, and clears the flag. If `step` is not NULL, computes its bias
+ * corrections. `again`: this flag was counted before, and `found` belongs to `step` already. */
 static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool again) {
     te__opt_skips *s = &opt->skips;
     te_op_step_numbers_args args = TE_ZERO;
@@ -395,9 +391,8 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
     return result;
 }
 
-/* Sets *skipped to true if the step was skipped. To read the overflow flag, the host must wait for the device. So the
- * flag is read only if a parameter takes its first step and first steps differ from later ones. In all other cases
- * *skipped becomes false. */
+/* Sets *skipped to true if the step was skipped. The host waits for the flag only if a parameter takes its first step
+ * and first steps differ from later ones. Otherwise *skipped is false. */
 static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
     bool asks = false;
     float found = 0.0f;
@@ -445,9 +440,8 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL);
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
     if (result == TE_OK) result = te__opt_requantize(opt, step.found_inf);
-    /* Masters and parameters match even after a failed step. So the present version of each parameter is recorded as
-     * the one that its master matches. A parameter that took no part in the step has a new version too if it shares
-     * memory with one that did. */
+    /* Masters match the parameters even after a failed step, so the versions are recorded. An `untouched` parameter may
+     * share memory with a stepped one. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched)
             opt->params[i].version = te__param_version(opt->params[i].param);
@@ -518,8 +512,8 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {
 }
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
 
-/* Returns the state called `name` of a parameter, or NULL with an error. Sets *found to the parameter's te__opt_param.
- * If the state is a master, and the parameter was written later than it, first copies the parameter to the master. */
+/* Returns the state `name` of a parameter, or NULL with an error. First updates a master that is older than its
+ * parameter. *found: the parameter's entry. */
 static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *param, const char *name,
                                           const char *function, te__opt_param **found) {
     te_ctx *te = opt->te;
@@ -613,8 +607,8 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
         }
     return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
-/* Prepares the states for saving. If a parameter was written later than its master, copies the parameter to the master,
- * because loading takes the master as the value of the parameter. Also copies the flags `started` to their tensor. */
+/* Prepares the states for saving. Updates masters that are older than their parameters: loading takes the master as the
+ * value. Copies the flags `started` to their tensor. */
 static te_result te__optimizer_before_save(te_optimizer *opt) {
     te_result result = TE_OK;
     bool copies;

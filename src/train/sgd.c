@@ -1,8 +1,8 @@
 /* train/sgd.c: the options of FusedSGD, and the one multi-tensor operation of a step. This file may use
- * train/optimizer.c. It must not depend on files on disk. */
+ * train/optimizer.c. It must not depend on files. */
 
-/* Returns true if the first step of a parameter differs from later steps. In the first step the momentum becomes the
- * gradient itself. Later steps multiply the gradient by 1 - dampening. */
+/* Returns true if first steps differ from later ones. In a first step the momentum becomes the gradient itself, without
+ * the factor 1 - dampening. */
 static bool te__sgd_first_counts(const te_fused_sgd_desc *d) { return d->momentum > 0.0f && d->dampening != 0.0f; }
 
 static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {

@@ -1,5 +1,5 @@
-/* train/states.c: the states that an optimizer keeps for a parameter, in any format, and the master copies of
- * parameters. This file may call raw operations (te_op_...). It must not depend on which optimizer steps, or when. */
+/* train/states.c: the states that an optimizer keeps for a parameter, and the master copies of parameters. This file
+ * may call raw operations (te_op_...). It must not depend on which optimizer steps, or when. */
 
 typedef struct te__train_state {
     te_fused_adam_methods fused_adam; /* set by te_fused_adam_set_methods; a NULL function stands for te.h's own one */
@@ -10,9 +10,9 @@ static te__train_state *te__train_of(const te_ctx *te) {
 }
 static const te__room te__train_room = TE__ROOM(&te__train_slot, NULL, NULL);
 
-/* One state of a parameter. A state in f32 or bf16 holds the values themselves. A state in f16 or e4m3 holds the values
- * divided by `scale`, which is f32 [1]. A u8 state has the shape [elements, 2] and holds remainders: the 16 bits of
- * each f32 master that the bf16 parameter lacks. */
+/* One state of a parameter. f32 and bf16 states hold the values. f16 and e4m3 states hold the values divided by
+ * `scale`, f32 [1]. A u8 state [elements, 2] holds remainders: the 16 bits of each f32 master that the bf16 parameter
+ * lacks. */
 typedef struct te__opt_state {
     te_tensor *x, *scale; /* retained; NULL: the state has none */
     te_tensor *unit;      /* f32 [1] with the value 1, or NULL; te_optimizer_state reports it as the scale of a 16-bit
@@ -181,8 +181,8 @@ static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     return te__times_into(out, s->x, s->scale);
 }
 
-/* If `split` is false, joins the bf16 parameter `upper` and the remainders in `s` into the f32 tensor `master`. If
- * `split` is true, splits `master` into `upper` and `s`. */
+/* Joins the bf16 parameter `upper` and the remainders in `s` into the f32 tensor `master`. `split`: splits `master`
+ * into `upper` and `s` instead. */
 static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, te_tensor *master, bool split) {
     const size_t n = (size_t)te__numel(upper), bytes = 2 * n * sizeof(float) + 1;
     float *whole = (float *)te__alloc(upper->te, bytes);
@@ -228,16 +228,15 @@ static te_result te__opt_take_master(te__opt_param *p) {
     return result;
 }
 
-/* Returns true if te.h's own operations quantize this parameter. These operations keep no reference to the f32 tensor
- * that they quantize, so several parameters can share one such tensor. A user's function may keep a reference. */
+/* Returns true if te.h's own operations quantize this parameter. They keep no reference to their input, so parameters
+ * can share its memory. */
 static bool te__opt_shares_value(const te_tensor *param) {
     te__quant_form form = param->quantized->cls->form;
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
-/* Allocates `stepped` and `value` for each quantized parameter in the step. The step writes the f32 tensor `stepped`,
- * rounds it into `value`, and quantizes `value`. Parameters for which te__opt_shares_value is true share one memory for
- * `value`, and use it one after another. This function runs before any master changes. If memory is exhausted, the step
+/* Sets `stepped` and `value` of each quantized parameter. The step writes `stepped` (f32), rounds it into `value`, and
+ * quantizes `value`. Parameters may share the memory of `value`. Runs before any master changes, so lack of memory
  * changes nothing. */
 static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     te_ctx *te = opt->te;
@@ -270,8 +269,8 @@ static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     }
     return TE_OK;
 }
-/* Rounds the new masters to the nominal dtype of their parameters, and quantizes them. found_inf is f32 [1] or NULL. If
- * it holds 1, the step was skipped and the codes stay unchanged. */
+/* Rounds the new masters to the nominal dtype, and quantizes them. If found_inf (f32 [1] or NULL) holds 1, the codes
+ * stay unchanged. */
 static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_inf) {
     te_result result = TE_OK;
     int i;
@@ -285,8 +284,8 @@ static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_in
     }
     return result;
 }
-/* te__opt_entry_param returns the tensor that the optimizer's operation updates for a parameter. te__opt_entry_master
- * returns the master that goes with this tensor, or an empty state if there is none. */
+/* The tensor that the optimizer's operation updates for a parameter, and the master of this tensor. Without a master:
+ * an empty state. */
 static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
 static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;

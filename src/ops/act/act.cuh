@@ -1,11 +1,10 @@
-// ops/act/act.cuh: the activations and their derivatives, for one element. This file has only formulas. It must not
-// depend on memory.
+// ops/act/act.cuh: the activations and their derivatives, for one element. This file must not depend on memory.
 //
 //   plain   y = f(x)                    dx = dy f'(x)
 //   gated   y = f(a) b, x = [a | b]     da = dy f'(a) b,  db = dy f(a)
 //
-// The kernels are as fast as memory only if they need few instructions for each element. So the sigmoid has neither a
-// branch nor a slow path.
+// The sigmoid has neither a branch nor a slow path: the kernels are as fast as memory only with few instructions for
+// each element.
 #pragma once
 #include "device/base.cuh"
 #include "ops/act/kargs.h"
@@ -18,8 +17,8 @@
                                                    // only once
 #endif
 
-// te_act_form and te_act_f look up the form (plain, gated or clamped) and the nonlinearity of an activation in a table.
-// Each table is a 64-bit integer with four bits for each activation.
+// te_act_form and te_act_f look up an activation in a table. Each table is a 64-bit integer with four bits for each
+// activation.
 #define TE__ACT_FORM_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__ACT_##form << 4 * TE_##name
 #define TE__ACT_F_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__F_##f << 4 * TE_##name
 static_assert(TE_ACTIVATION_COUNT <= 16 && TE__F_COUNT <= 16, "four bits each of 64");
@@ -31,9 +30,8 @@ TE_DEV constexpr te__act_f te_act_f(int act) {
 }
 TE_DEV constexpr bool te_act_gated(int act) { return te_act_form(act) != TE__ACT_PLAIN; }
 
-// Returns sigmoid(x) = 1 / (1 + 2^t), where t = -x log2(e). It takes one exponential and one reciprocal in hardware,
-// and is exact to a few units in the last place. If the exponential underflows to 0, the result is 1. If it overflows
-// to infinity, the result is 0. NaN gives NaN.
+// Returns sigmoid(x) = 1 / (1 + 2^t), where t = -x log2(e), exact to a few units in the last place. Underflow and
+// overflow of 2^t give 1 and 0.
 #define TE_LOG2E 1.44269504f
 TE_DEV float te_act_sigmoid2(float t) {
     float e, s;
@@ -45,8 +43,8 @@ TE_DEV float te_act_sigmoid2(float t) {
 #define TE__ACT_SIGMOID3(k1, k3, x) te_act_sigmoid2((x) * (-TE_LOG2E * (k1) + -TE_LOG2E * (k3) * ((x) * (x))))
 #define TE__ACT_MAX0(x) fmaxf(x, 0.0f)
 
-// Returns f(x) and sets *slope to f'(x). f is the nonlinearity of the activation `act`, which applies f to x, or to the
-// first half of a gated input. If the caller does not use *slope, the compiler removes the code for it.
+// Returns f(x) and sets *slope to f'(x). f is the nonlinearity of the activation `act`. A gated input applies f to its
+// first half.
 TE_ACT_CALL float te_act(int act, float x, float *slope) {
     float s;
     switch (te_act_f(act)) {
@@ -83,10 +81,9 @@ TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, const te_
     }
 }
 
-// A gated element (row, column) has two operands in x, one in each half. A half has n columns. The halves alternate in
-// blocks of columns; a block may be a whole half. te_act_at returns the index of the first operand. The second one is
-// te_act_block elements after it. In a kernel that is compiled with options (ACT), eight neighbouring columns never
-// cross the end of such a block.
+// The two halves of a gated x have n columns each. They alternate in blocks of columns; a block may be a whole half.
+// te_act_at returns the index of the element in the first half. The second half is te_act_block elements further. With
+// ACT, eight neighbouring columns lie in one block.
 #if defined(ACT) && !defined(INTERLEAVED)
 TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64) { return row * 2 * n + column; }
 TE_DEV te_i64 te_act_block(te_i64 n, te_i64) { return n; }
@@ -102,8 +99,8 @@ TE_DEV void te_act_split(te_i64 i, te_i64 width, te_i64 *row, te_i64 *column) {
     *row = i / width;
     *column = i - *row * width;
 }
-// Splits i = row * width + column without a division, which would cost as much as an activation. `width` and i must be
-// multiples of 8. `magic` and `shift` come from te__act_divisor_of in cuda.c.
+// Splits i = row * width + column without a division. `width` and i must be multiples of 8. `magic` and `shift` come
+// from te__act_divisor_of in cuda.c.
 TE_DEV void te_act_split8(te_i64 i, te_i64 width, te_u32 magic, int shift, te_i64 *row, te_i64 *column) {
     if (shift < 0) {
         te_act_split(i, width, row, column);

@@ -3,8 +3,8 @@
 //   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);
 //   amax = max |dx|, rounded to the format amax_dt
 //
-// If the kernel is compiled with options, a thread computes eight neighbouring elements. Without options, it computes
-// eight elements of dy that are 256 apart.
+// Compiled with options, a thread computes eight neighbouring elements. Otherwise it computes eight elements that are
+// 256 apart.
 //
 // Benchmark: "gelu backward", "swiglu backward" in tests/bench/h200.csv.
 //
@@ -26,8 +26,7 @@
 #include "ops/act/act.cuh"
 #include "ops/act/act_tile.cuh"
 
-// Reads scale and amax. It is called after the loads of dy and x have been issued, so that waiting for scale and amax
-// costs no extra time.
+// Reads scale and amax. Call it after the loads of dy and x: then waiting for scale and amax costs no extra time.
 TE_DEV void te_act_begin(const te__act_bwd_kargs &a, float *scale, float *seen) {
     te_loads_go_first();
     if (a.scale) *scale = *a.scale;
@@ -46,8 +45,8 @@ TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float
     }
 }
 
-// Six blocks run on a multiprocessor at a time, not eight. With eight blocks, a thread would have only 32 registers,
-// and the load of x would wait until the registers of dy are free.
+// Six blocks per multiprocessor, not eight: with 32 registers a thread, the load of x would wait for the registers of
+// dy.
 extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {
     te_follow();
     float largest = 0.0f, scale = 1.0f, seen = 0.0f;

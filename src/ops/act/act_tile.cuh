@@ -1,5 +1,5 @@
-// ops/act/act_tile.cuh: work on a tile of 128 rows and 64 columns: which elements thread t has, and how results are
-// stored as rows and as their transpose. This file uses positions of elements. It must not depend on the activation.
+// ops/act/act_tile.cuh: the elements of thread t in a tile of 128 rows and 64 columns, and the stores of rows and of
+// their transpose. This file must not depend on the activation.
 //
 //            64 columns (tx = t % 8: 8 each)
 //          +-------------------------+
@@ -27,8 +27,8 @@ struct te_act_place {
     }
 };
 
-// Loads four rows of eight elements each from p [.., ld], beginning at element `at`. `rows` is the number of rows that
-// exist, and `there` is the number of columns that exist. All other elements become 0.
+// Loads four rows of eight elements from p [.., ld] at element `at`. Elements beyond the first `rows` rows and `there`
+// columns become 0.
 template <int FORMAT>
 TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector,
                         te_raw<FORMAT> v[4]) {
@@ -49,8 +49,7 @@ TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, t
 #endif
 }
 
-// Stores up to eight FP8 codes of a row to the address `to`. `there` is the number of columns that the row has from
-// `to` on.
+// Stores up to eight FP8 codes of a row at `to`. `there` is the number of columns from `to` on.
 TE_DEV void te_act_store_codes(te_u8 *to, te_i64 there, bool vector, const te_u32 code[2]) {
     if (vector && there >= 8) {
         *(uint2 *)to = make_uint2(code[0], code[1]);
@@ -75,9 +74,8 @@ TE_DEV float te_act_rounded(float v, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;
 }
 
-// Raises *amax to the maximum of `largest` over the warp, rounded to format dt. `seen` is the value of *amax when the
-// thread block began. The function uses one atomic operation, and only if the maximum is above `seen` and above the
-// current value of *amax. All 32 threads of the warp must call this function.
+// Raises *amax to the warp's maximum of `largest`, rounded to dt. `seen`, an earlier value of *amax, avoids atomic
+// operations. All 32 threads must call this function.
 TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {
     largest = te_act_rounded(largest, dt);
     // non-negative floats have the same order as their bits

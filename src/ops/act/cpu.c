@@ -22,10 +22,10 @@ static float te__act_one(te__act_f f, float x, float *slope) {
 /* Limits x to -limit .. limit. If x is NaN, the result is -limit, as on the GPU. */
 static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
-/* A job is one call, forward or backward, with the layout of its results. Its work is split into units:
- * - usually, a unit is a range of columns of one row
- * - if there is an output `col` but no `dbias`, a unit is a tile of TE__ACT_BAND rows, whose codes are transposed
- * - if there is an output `dbias`, a unit is a range of columns of all rows */
+/* A job is one call, forward or backward. Its work is split into units:
+ * - with an output `dbias`: a range of columns of all rows
+ * - with `col` alone: a tile of TE__ACT_BAND rows, whose codes are transposed
+ * - otherwise: a range of columns of one row */
 enum { TE__ACT_BAND = 64 };
 
 typedef struct te__act_job {
@@ -64,8 +64,7 @@ static void te__act_values(const te__act_job *j, const float *gate, int64_t coun
         break;
     }
 }
-/* Computes dx. Stores its first half in `u` and its second half in `gate`. If the activation is not gated, stores all
- * of dx in `u`. */
+/* Computes dx. Stores its first half in `u` and its second half in `gate`; all of dx in `u` if not gated. */
 static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count, float *u, float *gate) {
     float slope, f;
     int64_t k;
@@ -95,8 +94,8 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
     }
 }
 
-/* Returns the number of contiguous columns of half h, from column `first` on. Counts at most `count` columns. Sets *at
- * to the index of column `first` in the row. In a gated row the two halves alternate block by block. */
+/* Returns the number of contiguous columns of half h from `first` on, at most `count`. Sets *at to the index of
+ * `first`. The halves alternate in blocks. */
 static int64_t te__act_piece(const te__act_job *j, int h, int64_t first, int64_t count, int64_t *at) {
     *at = first + (j->gated ? (first / j->block + h) * j->block : 0);
     return j->gated ? te__min(count, j->block - first % j->block) : count;
@@ -121,8 +120,7 @@ static void te__act_store(const te__act_job *j, int64_t row, int h, int64_t firs
     }
 }
 
-/* Computes the results of `count` columns from column `first` on and stores them in v[0]. In the backward pass of a
- * gated activation v[0] gets the first half of dx, and v[1] the second half. */
+/* Computes `count` columns from `first` on, and stores them in v[0]. The second half of a gated dx goes to v[1]. */
 static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_t count, float v[2][TE__ACT_RUN]) {
     float dy[TE__ACT_RUN];
     int h;
@@ -142,8 +140,8 @@ static void te__act_round(te_dtype format, int64_t count, float *v) {
     te__load_row(room, format, 0, count, v);
 }
 
-/* Transposes the codes of TE__ACT_BAND rows, from row `row` on, and writes them to the output `col`. The codes are
- * those of columns `first` .. `first` + `count` - 1 of one half. */
+/* Transposes the codes of TE__ACT_BAND rows, from `row` on, into the output `col`. The codes are `count` columns of one
+ * half, from `first` on. */
 static void te__act_turn(const te__act_job *j, const uint8_t *code, int64_t half, int64_t first, int64_t count,
                          int64_t row) {
     uint8_t *to = te__u8_data(j->col) + (half * j->n + first) * j->ldc + row;
@@ -233,8 +231,8 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
     return TE_OK;
 }
 
-/* Returns a job with all fields that the forward and the backward pass have in common, except outputs. Its field n is
- * the number of columns of y or dy. */
+/* Returns a job with all fields that both passes have in common, except outputs. Field n is the number of columns of y
+ * or dy. */
 static te__act_job te__act_job_of(const te_tensor *x, te_activation act, const te_activation_params *p) {
     te__act_job j = TE_ZERO;
     j.act = te__activation_row_of(act);
@@ -275,8 +273,7 @@ typedef struct te__scaled_act_job {
     te_tensor *dscales;
 } te__scaled_act_job;
 
-/* Replaces v[0] by act(x) * scale. On entry v[0] has x. If the activation is gated, v[0] has the first half of x and
- * v[1] the second half. */
+/* Replaces v[0] by act(x) * scale. On entry v[0] has x, or the first half of a gated x, and v[1] the second half. */
 static void te__scaled_act_forward(const te__act_job *j, float scale, int64_t count, float v[2][TE__ACT_RUN]) {
     int64_t k;
     te__act_values(j, v[1], count, v[0]);

@@ -1,17 +1,16 @@
-/* ops/act/cuda.c: plans the launches of the activation kernels, that is, chooses a kernel and its options. This file
- * uses te__plan. It must not depend on the driver. */
+/* ops/act/cuda.c: chooses the kernels of the activations and their options. This file must not depend on the driver. */
 
-/* Sets the grid of a launch so that tiles of 128 x 64 cover m rows and n columns. Returns the number of tiles along
- * n. */
+/* Sets the grid of a launch: tiles of 128 x 64 cover m rows and n columns. Returns the number of tiles along n. */
 static unsigned te__act_tiles(te__launch *l, int64_t m, int64_t n) {
     int64_t tiles_n = te__div_up(n, 64);
     te__launch_blocks(l, te__div_up(m, 128) * tiles_n, 256);
     return (unsigned)tiles_n;
 }
 
-/* Returns the magic number and the shift that replace a division by d = `width` / 8. The dividends are at most
- * `all` / 8. The shift is -1 if these sizes need a plain division. Let l be the integer with 2^(l-1) < d <= 2^l. Then
- * magic = floor(2^(31+l) / d) + 1 has 32 bits, and the result is exact for dividends of 31 bits. */
+/* Returns the magic number and the shift that replace a division by d = `width` / 8, for dividends up to `all` / 8. The
+ * shift is -1 if a plain division is needed.
+ * Let 2^(l-1) < d <= 2^l. Then magic = floor(2^(31+l) / d) + 1 has 32 bits, and the result is exact for dividends of 31
+ * bits. */
 static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     te__act_divisor d = TE_ZERO;
     int l = 1;
@@ -23,8 +22,7 @@ static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     return d;
 }
 
-/* Returns the activation and its parameters as the kernel needs them. n is the number of columns of y or dy. The field
- * `block` becomes glu_interleave_size, or n if the activation is not gated. */
+/* Returns the activation and its parameters for the kernel. n is the number of columns of y or dy. */
 static te__act_rule te__act_rule_of(te_activation act, const te_activation_params *p, int64_t n) {
     te__act_rule r = TE_ZERO;
     r.block = te_activation_is_gated(act) ? p->glu_interleave_size : n;
@@ -155,8 +153,8 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
                  lacks ? lacks : "eight elements a thread");
 }
 
-/* Fills the fields of *k that the forward and the backward kernel have in common. Returns NULL if the kernel can move
- * eight elements at a time, otherwise the reason why it cannot. */
+/* Fills the fields of *k that both kernels have in common. Returns NULL if the kernel can move eight elements at a
+ * time, otherwise the reason. */
 static const char *te__scaled_act_kargs_of(te__scaled_act_kargs *k, const te__plan *p, const te_tensor *x,
                                             const te_tensor *scales, const te_tensor *out, const te_tensor *dy,
                                             te_activation act, const te_activation_params *params) {

@@ -3,8 +3,9 @@
 #ifndef TE__ACT_KARGS_H
 #define TE__ACT_KARGS_H
 
-/* Numbers that replace the division of i / 8 by width / 8, where i / 8 is less than 2^31. The quotient is
- * (upper 32 bits of (i / 8) * magic) >> shift. If shift is negative, these sizes need a plain division. */
+/* Numbers that replace the division of i / 8 by width / 8, for i / 8 less than 2^31. A negative shift means a plain
+ * division.
+ *     quotient = (upper 32 bits of (i / 8) * magic) >> shift */
 typedef struct te__act_divisor {
     unsigned magic;
     int shift;
@@ -18,8 +19,9 @@ typedef struct te__act_rule {
     int act;
 } te__act_rule;
 
-/* Arguments of act_fwd and act_fwd_tile, which compute y = f(x). x is [m, n], or [m, 2n] if gated. y is [m, ld].
- * Columns n .. ld - 1 of y become 0. */
+/* Arguments of act_fwd and act_fwd_tile: y = f(x).
+ *     x  [m, n], or [m, 2n] if gated
+ *     y  [m, ld]; columns n .. ld - 1 become 0 */
 typedef struct te__act_fwd_kargs {
     const void *x;
     void *y;             /* [m, ld], or NULL */
@@ -36,9 +38,10 @@ typedef struct te__act_fwd_kargs {
     int vector_col; /* true: rows of col begin at multiples of 16 bytes */
 } te__act_fwd_kargs;
 
-/* Arguments of scaled_act_fwd and scaled_act_bwd. Forward: y = f(x) scales[row]. Backward: dx = (dy scales[row]) f'(x),
- * and dscales[row] is the sum of dy f(x) over the row. y and dy are [m, n]. x and dx are [m, n], or [m, 2n] if
- * gated. */
+/* Arguments of scaled_act_fwd and scaled_act_bwd. y and dy are [m, n]. x and dx are [m, n], or [m, 2n] if gated.
+ *     y = f(x) scales[row]
+ *     dx = (dy scales[row]) f'(x)
+ *     dscales[row] = sum of dy f(x) over the row */
 typedef struct te__scaled_act_kargs {
     const void *dy, *x, *scales; /* dy: NULL in the forward pass; scales: [m] */
     void *out;                   /* y or dx */
@@ -49,8 +52,10 @@ typedef struct te__scaled_act_kargs {
     int dy_dt, x_dt, scales_dt, out_dt, dscales_dt;
 } te__scaled_act_kargs;
 
-/* Arguments of act_bwd and act_bwd_tile, which compute dx = dy f'(x). dy is [m, n]. x is [m, n], or [m, 2n] if gated.
- * dx is [m, ld]; ld may be greater than the width of x only if dx is FP8. */
+/* Arguments of act_bwd and act_bwd_tile: dx = dy f'(x).
+ *     dy  [m, n]
+ *     x   [m, n], or [m, 2n] if gated
+ *     dx  [m, ld]; only an FP8 dx may be wider than x */
 typedef struct te__act_bwd_kargs {
     const void *dy, *x;
     void *dx;                /* or NULL */
@@ -67,8 +72,8 @@ typedef struct te__act_bwd_kargs {
     int amax_dt;    /* amax is rounded to this format */
     int vector_x;   /* true: all rows of dy and x begin at multiples of 16 bytes; if gated, the rows of both halves of
                      * x */
-    int vector_dx;  /* true: all rows of dx begin at multiples of 16 bytes, or of 8 bytes if dx is FP8; if gated, the
-                     * rows of both halves */
+    int vector_dx;  /* true: all rows of dx begin at multiples of 16 bytes, or of 8 bytes if dx is FP8. Gated: the rows
+                     * of both halves. */
     int vector_col; /* true: rows of col begin at multiples of 16 bytes */
 } te__act_bwd_kargs;
 

@@ -1,17 +1,18 @@
-/* ops/act/list.h: the lists of activations and of the nonlinearities that they use. The host's compiler and the
- * kernels' compiler both read this file. It is a compile error if an activation here has no number in te_activation, or
- * if a nonlinearity here has no ONNX nodes. */
+/* ops/act/list.h: the lists of activations and of their nonlinearities. The host's and the kernels' compiler read this
+ * file. An activation without a number in te_activation does not compile, nor a nonlinearity without ONNX nodes. */
 #ifndef TE__ACT_LIST_H
 #define TE__ACT_LIST_H
 
-/* X(f, s, value, slope, name, also): one nonlinearity. `value` is f(x) and `slope` is f'(x). `s` is a sigmoid that
- * `value` and `slope` use as the variable s. It is 0 if they do not need it. `name` and `also` are the names in
- * Hugging Face transformers; `also` is "" if there is no second name. The host and the kernels each define
+/* X(f, s, value, slope, name, also): one nonlinearity.
+ *     value, slope  f(x) and f'(x)
+ *     s             a sigmoid that `value` and `slope` read as the variable s; 0 if they need none
+ *     name, also    names in Hugging Face transformers; "" if there is no second name
+ * The host and the kernels each define
  *     TE__ACT_SIGMOID(k, x)         sigmoid(k x)
  *     TE__ACT_SIGMOID3(k1, k3, x)   sigmoid(k1 x + k3 x^3)
  *     TE__ACT_MAX0(x)               max(x, 0); 0 for NaN
- * GELU is the tanh form of Hendrycks and Gimpel. It is computed with sigmoid(2 u), because 0.5 + 0.5 tanh(u), which
- * has the same value, would lose digits by cancellation. */
+ * GELU is the tanh form of Hendrycks and Gimpel, with sigmoid(2 u): 0.5 + 0.5 tanh(u) would lose digits by
+ * cancellation. */
 #define TE__NONLINEARITIES(X)                                                                                        \
     X(gelu, TE__ACT_SIGMOID3(2.0f * 0.79788456f, 2.0f * 0.03567741f, x), x * s,                                      \
       s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * x * x), "gelu_pytorch_tanh", "gelu_new")        \

@@ -36,8 +36,8 @@ TE_API bool te_activation_is_gated(te_activation activation) {
     return te__activation_row_of(activation)->form != TE__ACT_PLAIN;
 }
 
-/* The Python package transformers has a name for each nonlinearity. te__activation_named returns the activation with
- * the form `form` whose nonlinearity has the name `name`. It returns TE_ACTIVATION_DEFAULT if there is none. */
+/* te__activation_named returns the activation of form `form` whose nonlinearity has the name `name` in Hugging Face
+ * transformers, or TE_ACTIVATION_DEFAULT. */
 #define TE__ACT_ROW(f, s, value, slope, name, also) {name, also},
 static const char *const te__nonlinearity_names[TE__F_COUNT][2] = {TE__NONLINEARITIES(TE__ACT_ROW)};
 #undef TE__ACT_ROW
@@ -50,8 +50,8 @@ static te_activation te__activation_named(const char *name, te__act_form form) {
     }
     return TE_ACTIVATION_DEFAULT;
 }
-/* Writes the names of all activations with the form `form` to `text`, for messages, and returns `text`. The name of an
- * activation is the first name of its nonlinearity in transformers. */
+/* Writes the names of all activations of form `form` to `text`, and returns `text`. A name is the first one in
+ * transformers. */
 static const char *te__activation_names(te__act_form form, char *text, size_t size) {
     size_t used = 0;
     int a;
@@ -79,9 +79,8 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* Checks *size, the field glu_interleave_size. n is the number of columns of y or dy. Replaces 0 by the default
- * max(n, 1), with which the halves of a gated input do not alternate. `with` names an option that excludes
- * interleaving, or is NULL. */
+/* Checks glu_interleave_size, *size. 0 becomes max(n, 1): halves that do not alternate. n is the number of columns of y
+ * or dy. `with` names an excluding option, or is NULL. */
 static te_result te__check_interleave(te_ctx *te, const char *op, te_activation act, int64_t n, int64_t *size,
                                       const char *with) {
     const int64_t given = *size, whole = te__max(n, 1);

@@ -1,12 +1,10 @@
-// ops/act/scaled_act_bwd.cu: the backward pass of scaled_act_fwd.cu, which multiplies each row of an activation's
-// output by a number. This kernel reads dy and x once, and computes both gradients, dx and dscales. The formulas are in
-// act.cuh.
+// ops/act/scaled_act_bwd.cu: the backward pass of scaled_act_fwd.cu. Reads dy and x once, and computes dx and dscales.
+// The formulas are in act.cuh.
 //
 //   dx = (dy scales[row]) f'(x);   gated: [da | db] = (dy scales[row]) [f'(a) b | f(a)];
 //   dscales[row] = sum of dy f(x)      gated: sum of dy f(a) b
 //
-// Each warp computes one row. If the kernel is compiled with options, each lane computes eight neighbouring elements at
-// a time.
+// Each warp computes one row. Compiled with options, each lane computes eight neighbouring elements at a time.
 //
 // Launch: block of 256 threads, grid ceil(m / 8). With options, n and the size of interleaved blocks are multiples of
 // 8, and dy, x and dx are aligned to 16 bytes. Without options there are no conditions.
@@ -20,8 +18,8 @@
 #include "device/vector.cuh"
 #include "ops/act/act.cuh"
 
-// Computes the gradients *dx and *dgate of one element from g = dy * scale of the row. Returns y before scaling. The
-// caller multiplies this y by dy and adds the product to the row's dscales.
+// Computes the gradients *dx and *dgate of one element from g = dy * scale. Returns y before scaling, for the caller's
+// dscales.
 TE_DEV float te_scaled_act(const te__scaled_act_kargs &a, int act, float x, float gate, float g, float *dx,
                            float *dgate) {
     float slope, f;

@@ -16,9 +16,8 @@ TE_DEV float te_exp2(float x) {
     return y;
 }
 
-// The sequence (b), head (h) and tile of a thread block. Thread blocks with neighbouring numbers have tiles of the same
-// head, so those that run at the same time read the same keys. If last_first is true, the last tiles of a head come
-// first, because they have the most work under a causal mask.
+// The sequence (b), head (h) and tile of a thread block. Neighbouring thread blocks have tiles of one head and read the
+// same keys. last_first begins with the last tiles, which have the most work under a causal mask.
 struct te_attn_place {
     int b, h, tile;
     TE_DEV te_attn_place(int tiles, int heads, bool last_first) {
@@ -30,12 +29,11 @@ struct te_attn_place {
     }
 };
 
-// Rows `first` .. `last` see no keys outside of `begin` .. `end` - 1. te_attn_keys_begin returns this `begin`, and
-// te_attn_keys_end returns `end`. S is te__attn_kargs or te__attn_seq.
+// Rows `first` .. `last` see no keys outside of te_attn_keys_begin .. te_attn_keys_end - 1. S is te__attn_kargs or
+// te__attn_seq.
 template <class S> TE_DEV int te_attn_keys_begin(const S &a, int first) { return max(0, first + a.lo); }
 template <class S> TE_DEV int te_attn_keys_end(const S &a, int last) { return min(a.s_kv, last + a.hi + 1); }
-// No row outside of `begin` .. `end` - 1 sees one of the keys `first` .. `last`. te_attn_rows_begin returns this
-// `begin`, and te_attn_rows_end returns `end`.
+// No row outside of te_attn_rows_begin .. te_attn_rows_end - 1 sees one of the keys `first` .. `last`.
 template <class S> TE_DEV int te_attn_rows_begin(const S &a, int first) { return max(0, first - a.hi); }
 template <class S> TE_DEV int te_attn_rows_end(const S &a, int last) { return min(a.s_q, last - a.lo + 1); }
 
@@ -49,20 +47,18 @@ TE_DEV char *te_attn_head(const te__attn_view &x, int b, int h, int element_byte
 // Returns the index of element [b, i, h, 0] of x. te_load and te_store take this index.
 TE_DEV te_i64 te_attn_at(const te__attn_view &x, int b, int h, int i) { return b * x.b + h * x.h + i * x.s; }
 
-// Option X_EXTRA of all attention kernels. 0: plain attention only. 1: all options of te__attn_extra. In the
-// kernels that are embedded as PTX it is 1.
+// Option X_EXTRA of all attention kernels. 0: plain attention. 1: all options of te__attn_extra, as in all kernels
+// embedded as PTX.
 #ifndef X_EXTRA
 #define X_EXTRA 1
 #endif
 enum { EXTRA = X_EXTRA };
 
-// Returns true if the block mask marks a tile as empty. The tile begins at row i and key j, and lies in one block of
-// the mask.
+// Returns true if the block mask marks the tile at row i and key j as empty. The tile lies in one block of the mask.
 TE_DEV bool te_attn_is_empty(const te__attn_kargs &a, int b, int h, int i, int j) {
     return a.x.blocks.p && te__attn_block_at(&a.x, b, h, i, j) == TE_ATTN_BLOCK_EMPTY;
 }
-// The entries of the block mask for query i and all keys. The function empty(j) returns true if the tile of keys that
-// begins at key j is empty.
+// The entries of the block mask for query i. empty(j) is true if the tile at key j is empty.
 struct te_attn_blocks {
     const te_u8 *row; // NULL: no block mask
     TE_DEV te_attn_blocks(const te__attn_kargs &a, int b, int h, int i) : row(0) {
@@ -72,9 +68,8 @@ struct te_attn_blocks {
     // A row of the block mask is contiguous, so the stride t.j is not used here.
     TE_DEV bool empty(int j) const { return EXTRA && row && row[j / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_EMPTY; }
 };
-// Returns the row or key at which the first tile of n rows or keys begins. Without a block mask and without dropout,
-// this is `begin`. Otherwise `begin` is rounded down to a multiple of n. Then each tile lies in one block of the block
-// mask, and the dropout bits of each of its rows lie in one 32-bit word.
+// Returns the row or key at which the first tile of n rows or keys begins. A block mask needs each tile in one block of
+// the mask. Dropout needs the bits of each row of a tile in one 32-bit word.
 TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) {
     return a.x.blocks.p || a.dropout_p > 0.0f ? begin / n * n : begin;
 }
@@ -87,11 +82,10 @@ TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) {
 enum { CAP = X_CAP };
 // Returns tanh(scale * product / cap). The capped score is this number times the cap.
 TE_DEV float te_attn_tanh(const te__attn_kargs &a, float product) { return te__attn_tanh(product * a.x.softcap_in); }
-// Returns the derivative of the capped score with respect to the scaled product. `tanh` is the result of
-// te_attn_tanh. The derivative is clamped to 0 .. 1, since rounding could make it negative.
+// Returns the derivative of the capped score by the scaled product. `tanh` is the result of te_attn_tanh. Rounding
+// could make the derivative negative.
 TE_DEV float te_attn_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
-// Returns the derivative of the score with respect to the scaled product. It is computed from P and the row's lse2:
-// log2(P) + lse2 is the capped score in units of log2. Returns 1 if there is no cap.
+// Returns the derivative of the score by the scaled product. log2(P) + lse2 is the capped score in units of log2.
 TE_DEV float te_attn_slope_of(const te__attn_kargs &a, float p, float lse2) {
     return CAP ? te_attn_slope(__fdividef(__log2f(p) + lse2, a.x.softcap2)) : 1.0f;
 }
@@ -131,8 +125,8 @@ enum { MOD_HIDES = 0 };
 #define TE_AUX3 TE_F32
 #endif
 
-// Loads element i of a tensor that the user's expressions read. DT is the format of the tensor. No kernel writes the
-// tensor at the same time, and the load is unconditional. So the compiler can merge several loads of one element.
+// Loads element i of a tensor that the user's expressions read. DT is the tensor's dtype. The load is unconditional, so
+// the compiler can merge loads of one element.
 template <int DT> struct te_attn_aux {
     typedef float type;
     TE_DEV static type at(const void *p, te_i64 i) { return te_load(p, i, DT); }
@@ -156,8 +150,7 @@ template <> struct te_attn_aux<TE_U8> {
 template <int DT> struct te_attn_aux_view {
     const void *p;
     te_i64 n;
-    // Returns element i, or 0 if i is outside of the tensor. If i is an int, as it mostly is, one 32-bit comparison is
-    // enough.
+    // Returns element i, or 0 if i is outside of the tensor. For an int i one 32-bit comparison is enough.
     template <class T> TE_DEV typename te_attn_aux<DT>::type operator[](T i) const {
         const bool is_int = sizeof(T) == 4 && (T)0.5f == (T)0 && (T)-1 < (T)0;
         const te_u32 end = n >> 31 ? 0x80000000u : (te_u32)n;
@@ -183,8 +176,8 @@ struct te_attn_mod {
 };
 #undef tanhf
 
-// How a kernel gets the lengths, diagonals, views and scores of one sequence. With EXTRA = 0 they come from the
-// kernel's arguments. With EXTRA = 1 they come from a te__attn_seq, and a view begins at the first row of the sequence.
+// How a kernel gets the lengths, diagonals, views and scores of one sequence. EXTRA = 0: from the kernel's arguments.
+// EXTRA = 1: from a te__attn_seq.
 template <int EXTRA> struct te_attn_of {
     typedef const te__attn_kargs &sequence;
     typedef const te__attn_view &view;
@@ -195,8 +188,7 @@ template <int EXTRA> struct te_attn_of {
     TE_DEV static te_i64 lse_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_q; }
     TE_DEV static te_i64 work_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_pad; }
     TE_DEV static bool in_fp8(const te__attn_kargs &) { return false; }
-    // Returns the factor that turns S into units of log2. With EXTRA = 0, S is the unscaled product. With EXTRA = 1,
-    // te_adjust has already scaled S, and the factor is 1.
+    // Returns the factor that turns S into units of log2. With EXTRA = 1, te_adjust has already scaled S.
     TE_DEV static float scale2(const te__attn_kargs &a) { return a.scale2; }
     TE_DEV static float slope2(const te__attn_kargs &, int, int) { return 0.0f; }
     TE_DEV static float score2(const te__attn_kargs &a, sequence s, int, int, int i, int j, float product, float) {
@@ -235,8 +227,7 @@ template <> struct te_attn_of<1> {
     TE_DEV static float slope(const te__attn_kargs &a, float product) {
         return a.x.softcap > 0.0f ? te_attn_slope(te_attn_tanh(a, product)) : 1.0f;
     }
-    // Returns the score of row i and key j before the user's rule for scores. It is the product after scaling and the
-    // soft cap, plus bias and ALiBi.
+    // Returns the score of row i and key j before the user's rule for scores.
     TE_DEV static float score(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product,
                               float slope2) {
         const te__attn_table &bias = a.x.bias;
@@ -274,8 +265,8 @@ template <> struct te_attn_of<1> {
 };
 
 typedef te_attn_of<EXTRA> te_of;
-// Declares the variable `seq`, which describes sequence b. In plain kernels `seq` is a reference to the kernel's
-// arguments. This is a macro, because a function here would change the machine code of the whole kernel.
+// Declares `seq`, which describes sequence b. A macro, because a function here would change the machine code of the
+// whole kernel.
 #if X_EXTRA
 #define TE_ATTN_SEQUENCE(a, b) const te__attn_seq seq = te__attn_seq_of(&(a), b)
 #else
@@ -301,23 +292,23 @@ template <> struct te_attn_rounding<1> {
         top = fmaxf(top, fabsf(x));
         return te__attn_rounded(dt, x, scale, inverse);
     }
-    // Raises *amax to the greatest absolute value that the warp has rounded. Floats >= 0 have the same order as their
-    // bits read as integers, so an integer maximum is right.
+    // Raises *amax to the warp's greatest absolute value. Floats >= 0 have the order of their bits, so an integer
+    // maximum is right.
     TE_DEV void publish(float *amax) {
         float all = te_warp_max(top);
         if (dt && amax && all > 0.0f && (threadIdx.x & 31) == 0) atomicMax((int *)amax, __float_as_int(all));
     }
 };
 
-// Returns the softmax's offset of head h in units of log2. The offset is an additional exponent in the denominator.
-// Returns -inf if there is none.
+// Returns the softmax's offset of head h in units of log2: an additional exponent in the denominator. Returns -inf
+// without an offset.
 TE_DEV float te_attn_sink2(const te__attn_kargs &a, int h) {
     return a.x.softmax == TE_SOFTMAX_LEARNABLE    ? a.x.sink[h] * TE_LOG2E
            : a.x.softmax == TE_SOFTMAX_OFF_BY_ONE ? 0.0f
                                                   : -TE_INF;
 }
-// Includes the softmax's offset sink2 in a row's maximum *top and sum *sum. Returns the factor by which the caller must
-// multiply what it has summed before. A row that sees no key has the sum 0 and stays unchanged.
+// Includes the softmax's offset sink2 in a row's maximum *top and sum *sum. Returns the factor for earlier sums. A row
+// that sees no key stays unchanged.
 TE_DEV float te_attn_add_sink(float sink2, float *top, float *sum) {
     if (sink2 == -TE_INF || *sum == 0.0f) return 1.0f;
     float base = fmaxf(*top, sink2), shrink = exp2f(*top - base);
@@ -325,9 +316,8 @@ TE_DEV float te_attn_add_sink(float sink2, float *top, float *sum) {
     *top = base;
     return shrink;
 }
-// Raises *logit, the greatest score of a head, to top2 * ln 2 if that is larger. The function is atomic, and the order
-// of calls does not matter. Atomic operations on integers compare the bits of floats: positive floats have the same
-// order as their bits read as integers, and negative floats have the reverse order.
+// Raises *logit, the greatest score of a head, to top2 * ln 2 if that is larger. As integers, positive floats have the
+// same order, and negative floats the reverse order.
 TE_DEV void te_attn_raise(float *logit, float top2) {
     float v = top2 * TE_LN2 + 0.0f;
     if (v == -TE_INF) return;
@@ -337,15 +327,15 @@ TE_DEV void te_attn_raise(float *logit, float top2) {
         atomicMin((te_u32 *)logit, __float_as_uint(v));
 }
 
-// Returns word w of dropout's bits (see te__attn_keep_word in sequence.h). Lanes 4 n to 4 n + 3, a quad, call this
-// function with the same w. Each of these four lanes computes one of the four Philox blocks of the word.
+// Returns word w of dropout's bits (see te__attn_keep_word in sequence.h). The four lanes of a quad pass one w. Each
+// lane computes one Philox block of the word.
 TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     const int lane = threadIdx.x & 31;
     const te_u32 threshold = te__attn_threshold(&a);
-    // Each bit of the word belongs to a 16-bit random number. The bit is 1 if this number is at least the threshold.
-    // Each lane of a quad draws four of the 16 bits, for all 32 numbers. Where these four bits equal the threshold's,
-    // the lower bits decide. from_less assumes that the lower bits are always less than the threshold's, and from_more
-    // that they never are.
+    // Bit i of the word is 1 if the 16-bit random number i is at least the threshold. Each lane of a quad draws four
+    // bits of all 32 numbers.
+    // If these four bits equal the threshold's, the lower bits decide. from_less assumes that they are less than the
+    // threshold's, from_more that they are not.
     te_u32 bits[4], from_less, from_more;
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);
@@ -364,8 +354,7 @@ TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     }
     return threshold >> 16 ? 0u : from_more;
 }
-// Returns the dropout bits of four rows for key j0 + lane. Bit r is 1 if row number `first` + r keeps the key. j0 must
-// be a multiple of 32.
+// Returns the dropout bits of four rows for key j0 + lane. Bit r is for row `first` + r. j0 must be a multiple of 32.
 TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first, int j0) {
     const int lane = threadIdx.x & 31;
     const te_u32 word = te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, first + (lane >> 2 & 3)) + j0 / 32);
@@ -374,10 +363,9 @@ TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first
     for (int r = 0; r < 4; r++) keep |= (__shfl_sync(0xffffffffu, word, 4 * r) >> lane & 1u) << r;
     return keep;
 }
-// Returns the dropout bits of a lane's four elements of an accumulator fragment. The fragment's 16 rows are keys, and
-// its 8 columns are queries. `key` is the first key of the fragment, a multiple of 16. `word` is the result of
-// te_attn_keep_quad for query number lane / 4 of the fragment. A lane's elements belong to two keys and two queries.
-// Bits 0 and 1 of the result are for the first key, and bits 2 and 3 for the second key, 8 rows further down.
+// Returns the dropout bits of a lane's four elements of an accumulator fragment of 16 keys x 8 queries.
+// `key`, a multiple of 16, is the first key. `word` is te_attn_keep_quad of query lane / 4.
+// Bits 0 and 1 of the result are for the lane's first key, bits 2 and 3 for the key 8 rows further down.
 TE_DEV te_u32 te_attn_keep_transposed(te_u32 word, int key) {
     const int lane = threadIdx.x & 31, at = (key & 16) + (lane >> 2);
     const te_u32 even = __shfl_sync(0xffffffffu, word, 8 * (lane & 3)) >> at,

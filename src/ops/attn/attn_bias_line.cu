@@ -1,12 +1,10 @@
 // ops/attn/attn_bias_line.cu: prepares a bias that all queries share, for Hopper's forward kernel with X_KEYS. The bias
-// is [b|1, h|1, 1, s_kv] of any format and strides. This kernel turns it into operand B of a matrix product that adds
-// the bias to S.
+// is [b|1, h|1, 1, s_kv] of any dtype and strides. The result is operand B of a matrix product that adds the bias to S.
 //
 // For each key a thread writes eight bf16 numbers: hi, mid, lo and five zeros. hi + mid + lo is the bias times
-// te__attn_line_kargs.factor, which turns it into units of Q K^T. Each of the three has 8 bits of the fraction, so
-// together they have all 24 bits of f32. They are truncated, not rounded, so that nothing finite becomes infinite. If
-// the bias is infinite, mid and lo are 0, because bias - hi would be NaN. The keys from s_kv to the end of the forward
-// kernel's last block get zeros.
+// te__attn_line_kargs.factor, in units of Q K^T. Each of the three has 8 bits of the fraction, so together they have
+// all 24 bits of f32. They are truncated, so that nothing finite becomes infinite. If the bias is infinite, mid and lo
+// are 0, because bias - hi would be NaN. The keys from s_kv to the end of the forward kernel's last block get zeros.
 //
 // Launch: grid: ceil(keys / 256) blocks for each sequence and head of the bias; block 256.
 // te:arch 90a

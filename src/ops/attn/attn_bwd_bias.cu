@@ -1,10 +1,9 @@
-// ops/attn/attn_bwd_bias.cu: computes dB = c dS, summed over the dimensions along which the bias B repeats. Any
-// formats, sizes and strides are allowed. The arithmetic is f32. c is 1, or the scale with TE_ATTN_BIAS_PRE_SCALE.
+// ops/attn/attn_bwd_bias.cu: computes dB = c dS in f32, summed over the dimensions along which the bias B repeats, for
+// any dtypes, sizes and strides. c is 1, or the scale with TE_ATTN_BIAS_PRE_SCALE.
 //
 // The tiles are those of general.cuh. A block owns 16 rows and 32 keys of dB. It goes through all sequences, heads and
-// rows that read this part of B, in that order, and computes S and dP again. P and dS are computed as in
-// attn_bwd_dq.cu, but without the derivative of a soft cap, because B is added after the cap. If B repeats along the
-// rows, each warp adds up its four rows, and the block adds up the sums of its warps.
+// rows that read these elements of B, in that order. P and dS are computed as in attn_bwd_dq.cu, but without the
+// derivative of a soft cap, because B is added after the cap.
 //
 // Options: X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
@@ -35,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
     float *v = WIDE ? k : k + TE__ATTN_LANES * ld_k;
     float *sums = v + TE__ATTN_LANES * ld_v;
 
-    // With a soft cap dS is not rounded here, because it lacks the derivative of the cap. dp_scale is made for dS times
-    // that derivative (see te_attn_fp8).
+    // With a soft cap dS lacks the derivative of the cap, for which dp_scale is made (see te_attn_fp8). So dS is not
+    // rounded here.
     te_attn_rounding<1> rounded(a.x.softcap > 0.0f ? 0 : a.x.dp_dt, a.x.dp_scale);
     float acc[TE_MINE];
 #pragma unroll

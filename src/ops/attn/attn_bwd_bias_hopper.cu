@@ -1,23 +1,19 @@
 // ops/attn/attn_bwd_bias_hopper.cu: computes dB = c dS on Hopper, summed over the dimensions along which the bias B
-// repeats. The operands are bf16 or f16. The kernel uses TMA, mbarriers and wgmma, and is deterministic. c is 1, or the
-// scale with TE_ATTN_BIAS_PRE_SCALE.
+// repeats. The operands are bf16 or f16. The kernel is deterministic. c is 1, or the scale with TE_ATTN_BIAS_PRE_SCALE.
 //
-// A block takes the numbers of its tiles of B from a counter in global memory. A tile is 128 queries by 128 keys. For
-// each tile the block goes through the sequences and heads that share the tile, in that order. Each of the two consumer
-// warpgroups has 64 queries:
+// A block takes its tiles of B from a counter in global memory. A tile is 128 queries by 128 keys. For each tile the
+// block goes through the sequences and heads that share the tile. Each of the two consumer warpgroups has 64 queries:
 //
 //     S = Q K^T | P = 2^(scale2 S - lse2), and hopper_scores.cuh | dP = dO V^T | sum += P (dP - delta)
 //
 // If all queries share B, a tile is 128 keys, and the innermost loop is over tiles of queries. At the end the warps add
-// up their columns one after the other. If there are few tiles, the loop is cut into parts. The sums of the parts are
-// stored in f32, and attn_bwd_bias_put.cu adds them in order.
-//
-// A tile of B is the same for all sequences and heads that share it, so it is read once.
+// up their columns one after the other. If there are few tiles, the loop of a tile is cut into ranges for several
+// blocks. The sums of the ranges are stored in f32, and attn_bwd_bias_put.cu adds them in order.
 //
 // Warpgroup 0 is the producer. One of its threads does all its work. A pair is a tile of queries and a tile of keys.
 // For each tile of B the thread finds the pairs that are needed, and loads them. A stage of the pipeline has panels and
-// a message to the consumers: a pair to multiply, a sum to store, or the end. An operand may have several panels, so
-// that heads may have up to 256 channels.
+// a message to the consumers: a pair to multiply, a sum to store, or the end. A head of up to 256 channels has several
+// panels.
 //
 // Shared memory, in all 225 KB:
 //
@@ -26,14 +22,14 @@
 //     | B in f32    | 5 x 32 KB | 64 KB     |          |                 |          |
 //
 // A stage is a panel of Q or dO and a panel of K or V. A panel is 128 rows by 64 channels, with the 128-byte swizzle.
-// The tile of B is stored in the order of the registers.
+// The tile of B is stored in the order of the registers. It is read once for all sequences and heads.
 //
-// Each stage has two barriers: FULL (the message and the loads of TMA, if any, have arrived), and EMPTY (the 8 consumer
-// warps have read the stage). At named barrier 1 the consumers wait for each other when they add up columns.
+// Each stage has two barriers: FULL (the message and the loads of TMA have arrived), and EMPTY (the 8 consumer warps
+// have read the stage). At named barrier 1 the consumers wait for each other when they add up columns.
 //
-// A consumer completes P before it begins dP. Its registers have room for the sum, for S, and for either the bias or
-// dP. While it computes P, the other consumer uses the tensor cores. Memory beyond a sequence may have any content, and
-// 0 times NaN is NaN. So at the edge of a sequence elements with P = 0 are not added.
+// A consumer completes P before it begins dP, because its registers have room for the sum, for S, and for either the
+// bias or dP. Memory beyond a sequence may have any content, and 0 times NaN is NaN. So at the edge of a sequence
+// elements with P = 0 are not added.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh), X_OUT (te_dtype of the sums that are written), those of hopper_dropout.cuh,
 // and those of hopper_scores.cuh (X_BIAS is always set, X_ALIBI and X_CAP are never set).
@@ -72,9 +68,9 @@ enum {
 };
 static_assert(SHARED == TE__ATTN_DBIAS_SHARED, "what the host asks for");
 static_assert(BIAS && !ALIBI, "the gradient of a bias");
-// The kinds of messages to the consumers: PAIR (multiply a pair of tiles), PUT (store the sum), STOP. A PAIR may have
-// two flags. EDGE: some of its rows and keys do not see each other or do not exist. SEEN: the user's mask hides nothing
-// in it.
+// Messages to the consumers: PAIR (multiply a pair of tiles), PUT (store the sum), STOP. Flags of a PAIR:
+// - EDGE: some rows and keys do not see each other or do not exist.
+// - SEEN: the user's mask hides nothing.
 enum { PAIR, PUT, STOP, EDGE = 16, SEEN = 32 };
 
 struct te_producer {
@@ -82,8 +78,7 @@ struct te_producer {
     const te_u32 smem, bar;
     te_queue<STAGES> at;
 
-    // Waits until the next stage is empty, and writes a message to it. `bytes` is the number of bytes that TMA will
-    // bring to the stage.
+    // Waits until the next stage is empty, and writes a message to it. TMA will bring `bytes` bytes to the stage.
     TE_DEV void tell(uint4 x, uint4 y, uint4 z, int bytes) {
         const te_u32 told = smem + AT_TOLD + TOLD * at.stage;
         te_mbar_wait(bar + 8 * (EMPTY + at.stage), at.parity ^ 1);
@@ -91,8 +86,8 @@ struct te_producer {
         if (bytes) te_mbar_expect(bar + 8 * (FULL + at.stage), bytes);
         else te_mbar_arrive(bar + 8 * (FULL + at.stage));
     }
-    // Loads the panels of both operands, one stage for each pair of panels. If `first` is true, the current stage
-    // already has a message.
+    // Loads the panels of both operands, one stage for each pair of panels. `first`: the current stage already has a
+    // message.
     template <int CHANNELS>
     TE_DEV void load(const void *rows, int row, int head, int batch_q, const void *keys, int key, int group,
                      int batch_kv, bool first) {
@@ -106,8 +101,7 @@ struct te_producer {
             te_tma_load4(to + BYTES, keys, 64 * c, key, group, batch_kv, full);
         }
     }
-    // Sends the message for a pair: the tile of queries that begins at `row` and the tile of keys that begins at `key`.
-    // Sends nothing if none of the rows sees any of the keys.
+    // Sends the message for the tiles that begin at `row` and `key`, unless no row sees any of the keys.
     TE_DEV void pair(const te__attn_seq &seq, int b, int h, int row, int key) {
         const te__attn_kargs &k = a.a;
         const te__attn_extra &x = k.x;
@@ -128,8 +122,7 @@ struct te_producer {
         load<X_D>(a.q_map, (int)seq.q_at + row, h, batch_q, a.k_map, (int)seq.kv_at + key, group, batch_kv, true);
         load<X_D_V>(a.do_map, (int)seq.q_at + row, h, batch_q, a.v_map, (int)seq.kv_at + key, group, batch_kv, false);
     }
-    // Sends the messages for a tile of the gradient, or for one part of its sum. First comes one PAIR message for each
-    // pair of tiles, in a fixed order. Then comes the PUT message, to store the sum.
+    // Sends one PAIR message for each pair of a tile of the gradient, in a fixed order. Then sends the PUT message.
     TE_DEV void tile(te_u32 number) {
         const te__attn_kargs &k = a.a;
         const te__attn_extra &x = k.x;
@@ -167,8 +160,7 @@ struct te_producer {
     }
 };
 
-// Transposes four words of each of the four lanes of a quad. Lane k gets word k of every lane. These are four
-// neighbouring words of a row.
+// Transposes four words of each lane of a quad: lane k gets word k of every lane, four neighbouring words of a row.
 TE_DEV void te_transpose_quad(te_u32 (&v)[4]) {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
     te_u32 x = __shfl_xor_sync(TE_ALL, odd ? v[0] : v[1], 1), y = __shfl_xor_sync(TE_ALL, odd ? v[2] : v[3], 1);
@@ -221,8 +213,8 @@ struct te_consumer {
             te_multiply<0, 0, false>(d, left + panel[i >> 2] + (i & 3) * 2, right + panel[i >> 2] + (i & 3) * 2);
         te_wgmma_commit();
     }
-    // Loads the bias of a pair of tiles. Without KEPT, its first part goes to registers. With KEPT, all of it goes to
-    // shared memory, in the order of the registers, but only for the first pair of a tile of dB (if `fresh` is true).
+    // Loads the bias of a pair of tiles: its first words to registers. With KEPT, loads all of it to shared memory,
+    // once for each tile of dB (`fresh`).
     TE_DEV void load_bias(te_bias_rows<N> &bias, int b, int h, int row, int key, bool fresh) const {
         if (KEPT && !fresh) return;
         bias.open(a.a, b, h, row + own, key + column);
@@ -252,8 +244,7 @@ struct te_consumer {
             s[2 * i] = fmaf(u, by, s[2 * i]), s[2 * i + 1] = fmaf(v, by, s[2 * i + 1]);
         }
     }
-    // Adds dS of a pair of tiles to the sum. The producer's message describes the pair. `x` and the words at address
-    // `told` are this message.
+    // Adds dS of a pair of tiles to the sum. `x` and the words at address `told` are the producer's message.
     TE_DEV void add(uint4 x, te_u32 told, bool fresh) {
         auto one = [](te_u32 v) { return (int)__shfl_sync(TE_ALL, v, 0); };
         const uint4 y = te_lds16(told), z = te_lds16(told + 16);
@@ -319,7 +310,7 @@ struct te_consumer {
         else *(te_u16 *)to = (te_u16)te_f32x2_to_half(x, 0.0f, OUT);
     }
     // Stores the tile's sum row by row. `to` is the address for the thread's upper row and the tile's first key. `rows`
-    // and `count` are the numbers of rows and keys that exist from there on.
+    // rows and `count` keys exist from there on.
     TE_DEV void put_rows(char *to, te_i64 row_bytes, int rows, int count) {
         enum { SIZE = OUT == TE_F32 ? 4 : 2 };
         const float by = a.by;
@@ -354,8 +345,7 @@ struct te_consumer {
             }
         }
     }
-    // Sums all rows of the tile, and stores the result as one row. The rows of a warp are added by shuffles. Then the
-    // warps add their results one after the other.
+    // Stores the sum of all rows of the tile as one row. The warps add their results one after the other.
     TE_DEV void put_column_sums(char *to, int count) {
         enum { SIZE = OUT == TE_F32 ? 4 : 2 };
 #pragma unroll

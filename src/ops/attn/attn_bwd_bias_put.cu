@@ -1,6 +1,5 @@
-// ops/attn/attn_bwd_bias_put.cu: runs after attn_bwd_bias_hopper.cu, or after attn_bwd_hopper.cu with X_SUMS. For
-// each element of dB it adds the partial sums of dS in order, multiplies the result by bias_scale, and stores it. A
-// thread has one element of dB.
+// ops/attn/attn_bwd_bias_put.cu: runs after attn_bwd_bias_hopper.cu, or after attn_bwd_hopper.cu with X_SUMS. Each
+// thread adds the partial sums of one element of dB in order, and multiplies by bias_scale.
 //
 // Launch: grid ceil(elements / 256), block 256.
 // te:arch 90a

@@ -1,10 +1,9 @@
-// ops/attn/attn_bwd_dkv_hopper.cu: computes dK and dV on Hopper for heads of more than 128 channels, in bf16 or f16,
-// with TMA, mbarriers and wgmma. It is deterministic. attn_bwd_dq_hopper.cu computes dQ.
+// ops/attn/attn_bwd_dkv_hopper.cu: computes dK and dV on Hopper for heads of more than 128 channels, in bf16 or f16. It
+// is deterministic. attn_bwd_dq_hopper.cu computes dQ.
 //
 // A block owns 64 keys of one head of keys. K and V stay in shared memory. The block goes through tiles of 64 queries,
-// from the last tile that sees the keys to the first. It takes each tile for all query heads of the group before it
-// goes to the next tile. The two consumer warpgroups, `values` and `keys`, have the same keys and the same amount of
-// work. Each computes one gradient:
+// from the last tile that sees the keys to the first. It takes each tile for all query heads of the group. The two
+// consumer warpgroups, `values` and `keys`, have the same keys. Each computes one gradient:
 //
 //     values    dV += P^T dO, of the previous tile | S^T  = K Q^T  | P^T = 2^(scale2 S^T - lse2), sent to `keys`
 //     keys      dK += dS^T Q, of the previous tile | dP^T = V dO^T | dS^T = P^T (dP^T - delta)
@@ -18,14 +17,15 @@
 //     | D = 256 | 32 KB | 32 KB | 2 x 32 KB | 2 x 32 KB  | 2 x 16 KB | 1 KB        |
 //     | D = 192 | 24 KB | 24 KB | 3 x 24 KB | 3 x 24 KB  | 2 x 16 KB | 1.5 KB      |
 //
-// Each stage has a barrier of these kinds: FULL_Q and FULL_DO (the loads of TMA have arrived; the first tile comes
-// together with K and V), EMPTY_Q and EMPTY_DO (the 8 consumer warps have read the stage). FULL_P and EMPTY_P exist for
-// each of the two buffers and each warp, because each warp sends its rows independently. At named barrier 1 + w the
-// threads of consumer w wait for each other.
+// Each stage has a barrier of these kinds:
+// - FULL_Q and FULL_DO: the loads of TMA have arrived. K and V come with the first tile.
+// - EMPTY_Q and EMPTY_DO: the 8 consumer warps have read the stage.
 //
-// If memory goes on after the end of a sequence, the rows of Q and dO there may have any content. They are cleared,
-// because 0 times NaN is NaN. Rows of K and V beyond the end change only their own rows of the sums, and these rows are
-// not stored.
+// FULL_P and EMPTY_P exist for each of the two buffers and each warp, because each warp sends its rows independently.
+// At named barrier 1 + w the threads of consumer w wait for each other.
+//
+// Memory beyond the end of a sequence may have any content. The rows of Q and dO there are cleared, because 0 times NaN
+// is NaN. Rows of K and V there change only their own rows of the sums, which are not stored.
 //
 // S^T starts with the bias and ALiBi instead of 0. The bias is loaded one tile ahead to the registers of S^T. Element
 // masks are converted to bits while products run. With a soft cap or the user's rule, `keys` gets P^T times the
@@ -83,9 +83,8 @@ static_assert(SHARED == TE__ATTN_DKV_SHARED(X_D, X_D_V), "what the host asks for
 typedef te_attn_keys<BK, BQ, BIAS != 0> te_keys;
 typedef te_attn_tiles<BK, BQ> te_tiles;
 
-// One consumer warpgroup sends P^T, times the derivative of the score, to the other. This bit marks the elements that
-// dropout drops. It is the sign bit, since the elements are not negative. With a user's rule for scores, which may have
-// a negative derivative, it is the lowest bit.
+// This bit marks the elements of P^T that dropout drops. The sign bit is free, since P^T is not negative. With a user's
+// rule, whose derivative may be negative, the mark is the lowest bit.
 constexpr te_u32 MARK = MOD ? 1u : 0x80000000u;
 
 TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
@@ -115,8 +114,8 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     }
 }
 
-// A consumer warpgroup. It sums one gradient of N channels over tiles of queries. `now` is the stage of the current
-// tile, `old` the stage of the previous one.
+// A consumer warpgroup. It sums one gradient of N channels over tiles of queries. `now` and `old` are the stages of
+// this tile and the previous one.
 template <int N> struct te_consumer {
     const te__attn_bwd_hopper_kargs &a;
     const te_u32 smem, bar;
@@ -124,8 +123,8 @@ template <int N> struct te_consumer {
     const te_keys t;
     te_tiles i;
     int m_old; // number m of the previous tile
-    int tail;  // the number of tiles that have rows beyond the sequence; they come first. With a block mask, which
-               // skips tiles, it only matters whether the number is 0
+    int tail;  // the number of tiles that have rows beyond the sequence; they come first. With a block mask only tail >
+               // 0 matters
     te_queue<STAGES> now, old;
     te_queue<2> pass;
     float sum[N / 2], s[BQ / 2];
@@ -196,8 +195,8 @@ template <int N> struct te_consumer {
     }
 };
 
-// The results of work that is done while products run: the bits of the elements that dropout keeps, the bits of the
-// elements that masks do not hide, and the next tile.
+// The results of work that is done while products run: the elements that dropout keeps, the elements that masks show,
+// the next tile.
 struct te_beside {
     te_keep_columns keep;
     te_u32 show;
@@ -371,8 +370,8 @@ struct te_keys_of : te_consumer<D> {
             te_wgmma_wait<0>();
             gathered();
         }
-        // dK takes the place of the first stages of Q in shared memory. The consumer `values` has read all of Q before
-        // it sends its last P^T.
+        // dK overwrites the first stages of Q in shared memory. `values` has read all of Q before it sends its last
+        // P^T.
         store(AT_Q, a.dk_map, a.a.dk, a.a.d, a.a.scale, 1);
     }
 };

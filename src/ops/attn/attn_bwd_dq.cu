@@ -1,9 +1,9 @@
-// ops/attn/attn_bwd_dq.cu: dQ = scale dS K for any formats, sizes and strides, in f32.
+// ops/attn/attn_bwd_dq.cu: dQ = scale dS K for any dtypes, sizes and strides, in f32.
 //
 // The tiles are those of general.cuh: 16 query rows and 32 keys at a time. P is computed again from lse2. dP is dO V^T
-// with the same dropout as P in the forward pass. dS = P (dP - delta). attn_delta.cu writes lse2 and delta. In FP8
-// attention O comes from rounded P, so delta is the sum of P dP instead. A first pass over the keys computes this sum,
-// and writes it for the other kernels. FP8 attention also rounds dS.
+// with the dropout of the forward pass. dS = P (dP - delta). attn_delta.cu writes lse2 and delta. In FP8 attention O
+// comes from rounded P, so delta is the sum of P dP instead. A first pass over the keys computes this sum, and writes
+// it for the other kernels. FP8 attention also rounds dS.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
@@ -56,8 +56,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     const int begin = te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES);
     const int end =
         EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
-    // Computes three numbers for each row of the warp and this lane's key: P, dP after dropout, and the derivative of
-    // the score with respect to the scaled product.
+    // Computes P, dP after dropout, and the derivative of the score by the scaled product, for each row of the warp and
+    // this lane's key.
     auto weigh = [&](int j0, float p[TE_MINE], float dp[TE_MINE], float factor[TE_MINE]) {
         if (WIDE) {
             te_attn_products_wide(p, q, te_of::queries(a.q, seq), at.h, block_first, seq.s_q, k, k_view, group, j0,

@@ -1,18 +1,17 @@
-// ops/attn/attn_bwd_hopper.cu: computes dQ, dK and dV on Hopper for heads of 64 and 128 channels, in bf16 or f16, with
-// TMA, mbarriers and wgmma. It is deterministic.
+// ops/attn/attn_bwd_hopper.cu: computes dQ, dK and dV on Hopper for heads of 64 and 128 channels, in bf16 or f16. It is
+// deterministic.
 //
 // A block owns 128 keys of one head of keys. K and V stay in shared memory, dK and dV in registers. The block goes
 // through tiles of BQ queries, from the last tile that sees the keys to the first. It takes each tile for all query
-// heads of the group before it goes to the next tile. Each of the two consumer warpgroups has 64 keys:
+// heads of the group. Each of the two consumer warpgroups has 64 keys:
 //
 //     S^T = K Q^T | dP^T = V dO^T, P^T | dS^T to shared memory | dV += P^T dO | (barrier) dQ = dS K | dK += dS^T Q
 //
 // Each consumer computes half of the channels (D = 128) or half of the rows (D = 64) of dQ. A tile of dQ in global
-// memory is a sum over key blocks, in f32. The order of this sum is fixed: block n adds to the tile after all blocks
-// before n that see the tile (`added` counts them). A block waits only for blocks of the same head with smaller
-// numbers. A block gets its number when it starts, so blocks with smaller numbers are already running. Blocks with much
-// work come first. Before this kernel attn_bwd_rows.cu computes delta and lse2, and sets `added` to 0. After this
-// kernel attn_bwd_put.cu converts dQ to its own format.
+// memory is a sum over key blocks, in f32. The order of this sum is fixed: block n adds after all blocks before n that
+// see the tile (`added` counts them). A block gets its number when it starts, so it waits only for running blocks.
+// Blocks with much work come first. attn_bwd_rows.cu has computed delta and lse2, and set `added` to 0. attn_bwd_put.cu
+// later converts dQ to its own dtype.
 //
 // Warpgroup 0: warp 0 loads; warp 1 adds the tiles of dQ in buffer 0 to memory, and warp 2 those in buffer 1.
 //
@@ -22,19 +21,21 @@
 //     | D = 128 | 32 KB | 32 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 16 KB  | 2 x 32 KB   | 1 KB        |
 //     | D = 64  | 16 KB | 16 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 32 KB  | 2 x 32 KB   | 2 KB        |
 //
-// There are two barriers of each of these kinds: FULL_Q and FULL_DO (the loads of TMA have arrived; the first tile
-// comes together with K and V), EMPTY_Q and EMPTY_DO (the 8 consumer warps have read the stage), EMPTY_DQ (the warp
-// that adds has read the buffer), FULL_B (one for each consumer, with TILES). FULL_DQ has one pair of barriers for each
-// consumer; the consumer's 4 warps arrive there. At named barrier 1 the consumers wait for each other after they have
-// written dS^T. At named barrier 2 + w the threads of consumer w wait for each other.
+// There are two barriers of each of these kinds:
+// - FULL_Q and FULL_DO: the loads of TMA have arrived. K and V come with the first tile.
+// - EMPTY_Q and EMPTY_DO: the 8 consumer warps have read the stage.
+// - EMPTY_DQ: the warp that adds has read the buffer.
+// - FULL_B: one for each consumer, with TILES.
+// - FULL_DQ: one pair for each consumer, whose 4 warps arrive there.
 //
-// If memory goes on after the end of a sequence, the rows there may have any content. They are cleared, because 0 times
-// NaN is NaN.
+// At named barrier 1 the consumers wait for each other after they have written dS^T. At named barrier 2 + w the threads
+// of consumer w wait for each other.
 //
-// S^T starts with the bias and ALiBi instead of 0. With TILES, TMA loads a consumer's part of the bias to the buffer of
-// the consumer's next dS^T, as soon as that buffer has been read. Without TILES the bias is loaded one tile ahead to
-// the registers of S, as soon as they are free. A soft cap and the user's rule have a derivative. P is multiplied by it
-// after P has been packed.
+// Memory beyond the end of a sequence may have any content. The rows there are cleared, because 0 times NaN is NaN.
+//
+// S^T starts with the bias and ALiBi instead of 0. With TILES, TMA loads the bias to the buffer of the consumer's next
+// dS^T. Without TILES, the bias is loaded one tile ahead to the registers of S. P is multiplied by the derivative of a
+// soft cap or of the user's rule after P has been packed.
 //
 // The gradient of a bias that all queries share is a sum along the rows of dS^T. With SUMS a block writes the sums of
 // its keys over its heads, in f32. attn_bwd_bias_put.cu then adds up the sums of several blocks.
@@ -113,8 +114,8 @@ struct te_keys : te_attn_keys<BK, BQ, BIAS != 0> {
         : te_attn_keys<BK, BQ, BIAS != 0>(a.a, a.order, number) {}
 };
 typedef te_attn_tiles<BK, BQ> te_tiles;
-// Returns how many key blocks before block t.n add to tile i of dQ. The first of them is the block with the first key
-// that the tile's first row sees. Blocks that are empty in the block mask do not count.
+// Returns how many key blocks before block t.n add to tile i of dQ. Blocks that are empty in the block mask do not
+// count.
 TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &i) {
     const int begin = max(0, i.m * BQ + t.lo) / BK;
     if (!BLOCKS) return t.n - begin;
@@ -126,8 +127,8 @@ TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &
     return count;
 }
 
-// The bias for tile m of queries and the keys of consumer w is loaded in boxes of 64 queries by 64 keys. This function
-// calls `box` for each of them. The last argument of `box` is the number of the box.
+// Calls `box` for each box of 64 queries by 64 keys of the bias of tile m and consumer w. The last argument of `box` is
+// its number.
 template <class BOX>
 TE_DEV void te_bias_boxes(const te__attn_bwd_hopper_kargs &a, const te_keys &t, int head, int m, int w, BOX box) {
     for (int i = 0; i < BQ / 64; i++)
@@ -170,14 +171,13 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     }
 }
 
-// Adds a tile of dQ from a buffer in shared memory to global memory. First it waits until `before` other key blocks
-// have added to the tile.
+// Adds a tile of dQ from shared memory to global memory, after `before` other key blocks have added to the tile.
 TE_DEV void te_add_tile(const te__attn_bwd_hopper_kargs &a, te_u32 smem, te_i64 number, int before, int buffer,
                         int parity) {
     const te_u32 bar = smem + AT_BARRIERS;
     float *to = a.dq_sum + number * (BQ * D);
-    // Nothing checks the starts of packed sequences. If they are wrong, two sequences may share a tile and its count in
-    // a.added. Then the count may exceed `before`. A loop with `!=` would not end then, but this loop ends.
+    // Nothing checks the starts of packed sequences. If they are wrong, two sequences may share a tile, and its count
+    // may exceed `before`. This loop ends even then.
     while (te_load_acquire(a.added + number) < before) {}
     te_async_fence_global();
     for (int w = 0; w < 2; w++) {
@@ -208,8 +208,8 @@ TE_DEV void te_add_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int mi
     }
 }
 
-// Sets the rows of a tile to 0, beginning with the row number `from`. `rows` is the number of rows of the tile. The 128
-// threads of a warpgroup call this function together.
+// Sets the rows of a tile to 0, beginning with row `from`. A tile has `rows` rows. The 128 threads of a warpgroup call
+// this together.
 TE_DEV void te_clear_rows(te_u32 tile, int rows, int from) {
     for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * rows; i += 128)
         for (int panel = 0; panel < D / 64; panel++)
@@ -224,8 +224,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
                                                       // row to stmatrix
     const int key = t.n * BK + 64 * w + 16 * warp + (lane >> 2); // this thread's upper key
     const te__attn_extra &x = a.a.x;
-    // tail_q: true if the last tile of queries goes on beyond the end of the sequence, and q has rows there.
-    // tail_kv: true if this block of keys goes on beyond the end of the sequence, and k has rows there.
+    // tail_q: the last tile of queries goes on beyond the end of the sequence, and q has rows there.
+    // tail_kv: the same for this block of keys and k.
     const bool tail_q = t.s_q % BQ != 0 && t.s_q < (x.packed_q ? x.t_q - t.q_at : a.a.s_q);
     const bool tail_kv = (t.n + 1) * BK > t.s_kv && t.s_kv < (x.packed_kv ? x.t_kv - t.kv_at : a.a.s_kv);
     const int diagonal = x.bottom_right ? t.s_kv - t.s_q : 0; // ALiBi's offset of the diagonal
@@ -260,7 +260,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     te_tiles i(a.a, t);
     bool keys = tail_kv;
     // ALiBi's slope for the head of the tile. The slope and the bias of the next tile are loaded while this tile is
-    // computed. The bias goes to the registers of S.
+    // computed.
     float slope = 0.0f;
     float sums[2] = {0.0f, 0.0f}; // of dS, for the thread's two keys
     auto load_tile = [&](int head, int m, int buffer) { // starts the loads of the bias

@@ -1,6 +1,6 @@
-// ops/attn/attn_bwd_sink.cu: the gradient of the softmax's offset in f32. It is computed from lse2 and delta of
-// attn_delta.cu: d_offset[h] = - sum over sequences and rows of e^(offset - lse) * delta. Reason: the offset is like a
-// key with the probability p = e^(offset - lse) but without a value. So its dP is 0, and its dS is -p delta.
+// ops/attn/attn_bwd_sink.cu: the gradient of the softmax's offset in f32: d_offset[h] = - sum over sequences and rows
+// of e^(offset - lse) * delta. The offset is like a key with the probability p = e^(offset - lse) but without a value.
+// So its dP is 0, and its dS is -p delta. attn_delta.cu writes lse2 and delta.
 //
 // Launch: grid heads, block 256. Each sum is computed in a fixed order.
 // te:baseline

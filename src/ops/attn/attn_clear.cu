@@ -1,6 +1,6 @@
-// ops/attn/attn_clear.cu: runs before the other kernels of a call. Some rows of packed tensors belong to no sequence.
-// This kernel sets these rows to 0, and their lse to -inf. It also sets max_logit to -inf, which forward kernels then
-// raise. A warp has one row. First come the rows of o (in the backward pass dq), then those of dk and dv.
+// ops/attn/attn_clear.cu: runs before the other kernels of a call. Sets rows of packed tensors that belong to no
+// sequence to 0, and their lse to -inf. Also sets max_logit to -inf, which forward kernels then raise. A warp has one
+// row. First come the rows of o (in the backward pass dq), then those of dk and dv.
 //
 // Launch: grid ceil((rows of q + rows of k) / 8), block 256.
 // te:baseline

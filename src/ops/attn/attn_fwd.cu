@@ -1,10 +1,9 @@
 // ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s
 // matrix.
 //
-// The tiles are those of general.cuh: 16 query rows and 32 keys at a time. Each row has a running maximum m and a
-// running sum l. Whenever m grows, everything that was summed before is rescaled (Milakov and Gimelshein, 2018;
-// FlashAttention). A row that sees no key keeps l = 0; its o becomes 0 and its lse -inf. FP8 attention rounds the
-// normalized P, so it goes through the keys twice: first for m and l, then for P V.
+// Each row has a running maximum m and a running sum l (Milakov and Gimelshein, 2018; FlashAttention). A row that sees
+// no key keeps l = 0; its o becomes 0 and its lse -inf. FP8 attention rounds the normalized P, so it goes through the
+// keys twice: first for m and l, then for P V.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
@@ -62,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
         for (int r = 0; r < TE_MINE; r++) s[r] = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, s[r], slope2);
     };
     // Updates the row's maximum m and sum l with a score, and replaces the score by its exponential. Returns the factor
-    // by which everything that was summed before must be multiplied.
+    // for everything that was summed before.
     auto take = [&](int r, float *s) {
         float top = fmaxf(m[r], te_warp_max(*s)), base = top == -TE_INF ? 0.0f : top, shrink = exp2f(m[r] - base);
         *s = exp2f(*s - base);

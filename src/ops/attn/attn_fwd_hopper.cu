@@ -7,60 +7,62 @@
 //      wg 1|    |    | ...
 //      wg 2|    |    |
 //
-// A tile has 64 * WAVES queries of one head. Warpgroup 0 is the producer: one of its threads takes the numbers of tiles
-// from a counter, another thread starts all loads. Each other warpgroup is a consumer. It has 64 rows of the tile, with
-// S, P and O in registers. Keys are processed in blocks of BN from right to left, so that the first block has the
-// diagonal:
+// A tile has 64 * WAVES queries of one head. Warpgroup 0 is the producer: one thread takes the numbers of tiles from a
+// counter, another thread starts all loads. Each other warpgroup is a consumer. It has 64 rows of the tile, with S, P
+// and O in registers. Blocks of BN keys go from right to left, so that the first one has the diagonal:
 //
 //     Q K(n-1), softmax | Q K(n-2) beside P V(n-1), softmax | ... | Q K(first) beside P V, softmax | P V(first), store
 //
-// Thread blocks are persistent. While a tile is multiplied, the loads of the next tile begin, and the store of the
-// previous tile ends.
+// Thread blocks are persistent. The loads of the next tile overlap with the products, and so does the store of the
+// previous tile.
 //
 // Shared memory (panels of 64 channels, 128-byte swizzle), for D = D_V = 128 and WAVES = 2:
 //
 //     | Q, STAGES_Q = 2 of WAVES parts of 64 rows | K, 2 stages | V, 2 stages | O, WAVES parts | barriers | tiles |
 //     | 64 KB                                      | 64 KB       | 64 KB       | 32 KB          |
 //
-// Larger heads have one stage of Q, and O takes the place of Q. With TILES of a bias O takes the place of Q, too. Then
-// each consumer has a tile of the bias, 64 rows by BN keys, where O would be (two tiles if they fit). For each consumer
-// another thread of the producer loads this tile by TMA. The consumer reads it by ldmatrix while its products run.
+// Above 128 channels there is one stage of Q. O shares Q's memory (O_IN_Q) above 128 channels, with TILES, and with
+// KEYS above 64 channels.
 //
-// With KEYS and more than 64 channels, O takes the place of Q. The operands of an additional product are stored before
-// the barriers, without a swizzle. A row of an operand has 16 bytes there, that is, eight elements along k. Its other
-// eight elements are in an area of zeros that both operands share. (memcheck of compute-sanitizer assumes
-// 32 bytes for each row. Even such rows do not end outside of shared memory.)
+// TILES: each consumer has one or two tiles of the bias, 64 rows by BN keys, where O would be. A thread of the producer
+// for each consumer loads them by TMA. The consumer reads them by ldmatrix while its products run.
+//
+// KEYS: the operands of an additional product are stored before the barriers, without a swizzle. A row has 16 bytes
+// there: eight elements along k. Its other eight elements are in zeros that both operands share. (memcheck of
+// compute-sanitizer assumes 32 bytes for each row. Even such rows end within shared memory.)
 //
 //     | ones, 64 rows | B, 2 stages of BN keys | zeros, BN rows |
 //
-// Each stage has a barrier of these kinds. In the names, X is Q, K, V, or T for the description of the next tile.
-// FULL_X: the producer arrives and announces how many bytes TMA will bring; the consumers wait. EMPTY_X: each consumer
-// warp arrives (for T each thread that has read the description); the producer waits before it fills the stage again.
-// For the bias there is one pair FULL_B and EMPTY_B for each consumer and stage. Named barrier 1 + w gives consumer w
-// its turn at the tensor cores (TURNS). At named barrier 8 + w the threads of consumer w wait for each other before and
-// after the store of O.
+// Each stage has two barriers. X is Q, K, V, T (the description of a tile), or B (the bias of one consumer).
+// - FULL_X: the producer arrives and announces how many bytes TMA will bring; the consumers wait.
+// - EMPTY_X: each consumer warp arrives (for T each thread that has read the description); the producer waits before it
+//   fills the stage again.
+// Named barrier 1 + w gives consumer w its turn at the tensor cores (TURNS). At named barrier 8 + w the threads of
+// consumer w wait for each other before and after the store of O.
 //
-// te__attn_seq (sequence.h) says which keys a tile needs, and where the rows of packed sequences are. In blocks of keys
-// that all rows see, nothing is compared with the mask. If a packed sequence ends within a tile, the tile is stored row
-// by row, otherwise by TMA. Empty blocks of a block mask are skipped. The producer and the consumers each read the
-// mask. Keys beyond the end of a sequence may have any content, so the rows of V there are cleared.
+// te__attn_seq (sequence.h) says which keys a tile needs. The producer and the consumers each read the block mask, and
+// skip its empty blocks. A tile that a packed sequence ends in is stored row by row, others by TMA. Keys beyond a
+// sequence may have any content, so their rows of V are cleared.
 //
-// ALiBi is an additional step of the product of S. Its operand B has the column numbers (te_line). This operand and the
-// barriers are then stored before O in shared memory. A bias that all queries share (KEYS) is an additional step, too:
-// S += ones B^T. Row j of B has the three parts of the bias of key j (attn_bias_line.cu). A block of B is loaded
-// together with the block of K, to the stage with the same number. Any other bias without TILES is loaded to registers
-// before the products, so that the loads overlap with the products. While the products run, an element mask is
-// converted to bits, and dropout's bits are loaded. These bits set elements of P to 0 after P is packed.
+// ALiBi is an additional product, whose operand B has the column numbers (te_line). A bias that all queries share
+// (KEYS) is one, too: S += ones B^T. Row j of B has the three parts of key j's bias (attn_bias_line.cu). A block of B
+// is loaded with the block of K, to the stage of the same number. Any other bias without TILES is loaded to registers
+// before the products. Dropout's bits set elements of P to 0 after P is packed.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2, 3), X_TILES (1: a bias of 16 bits that TMA can read; with
-//          X_PAIRS = 1), X_KEYS (1: a bias that all queries share; without X_BIAS), those of hopper_scores.cuh (with
-//          X_WAVES = 3 only X_ALIBI) and hopper_dropout.cuh.
+// Options:
+// - X_DT, X_D, X_D_V: see hopper.cuh.
+// - X_WAVES: 2, 3. 3 allows only X_ALIBI of hopper_scores.cuh.
+// - X_TILES: 1: a bias of 16 bits that TMA can read, with X_PAIRS = 1.
+// - X_KEYS: 1: a bias that all queries share, without X_BIAS.
+// - All of hopper_scores.cuh and hopper_dropout.cuh.
 //
-// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or TE__ATTN_BIAS_SHARED
-//         with X_TILES, or TE__ATTN_KEYS_SHARED with X_KEYS; with ALiBi TE__ATTN_LINE_BYTES more. Maps: q and o in
-//         boxes of 64 rows, k and v in boxes of BN rows, all of 64 channels; the bias in boxes of 64 rows by 64 keys,
-//         with a size of 1 where it repeats. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and
-//         d_v of 8; scale > 0.
+// Launch:
+// - Any number of blocks of 128 (WAVES + 1) threads.
+// - Shared memory: TE__ATTN_FWD_SHARED, or TE__ATTN_BIAS_SHARED with X_TILES, or TE__ATTN_KEYS_SHARED with X_KEYS; with
+//   ALiBi TE__ATTN_LINE_BYTES more.
+// - Maps: boxes of 64 channels. q and o have 64 rows, k and v BN rows.
+// - Map of the bias: boxes of 64 rows by 64 keys; size 1 where it repeats.
+// - Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8; scale > 0.
 // te:arch 90a
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2|3 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=96 X_D_V=96 X_WAVES=2 X_DROPOUT=0|1
@@ -110,8 +112,7 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    // true: one loop handles all blocks of keys, whether they need comparisons with the mask or not. In the cases below
-    // two loops would need too much code or too many registers.
+    // true: one loop handles all blocks of keys. Two loops would need too much code or too many registers.
     ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && (D > 128 || DROPOUT == 2)) ||
         CAP,
     THREADS = 128 * (WAVES + 1),
@@ -173,8 +174,8 @@ enum {
 
 typedef te_attn_tile<BM, BN, BIAS || KEYS> te_q_tile;
 
-// Takes the numbers of tiles from a counter, and describes each tile to the threads that load and to the consumers. One
-// thread runs this function.
+// Takes the numbers of tiles from a counter, and describes each tile to the other threads. One thread runs this
+// function.
 TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     const te_u32 bar = smem + AT_BARRIERS;
     te_queue<2> turn;
@@ -191,8 +192,7 @@ TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
         t.tell(smem + AT_TILES + 64 * turn.stage, more);
         te_mbar_arrive(bar + 8 * (FULL_T + turn.stage));
     }
-    // atomicInc counts the thread blocks that take no more tile numbers. The last such block sets the counter to 0 for
-    // the next launch.
+    // The last thread block that takes no more tiles sets the counter to 0 for the next launch.
     if (atomicInc(a.order.counter + 1, gridDim.x - 1) == gridDim.x - 1) a.order.counter[0] = 0;
 }
 
@@ -213,8 +213,8 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     auto load_v = [&](int row, int head, int batch) {
         load(a.v_map, FULL_V, EMPTY_V, smem + AT_V, BYTES_V, te_panels(D_V), v, row, head, batch);
     };
-    int row = -1, head = 0, batch = 0; // These three describe the next block of V to load. It is loaded after the next
-                                       // block of K, which may belong to the next tile. row = -1: no V is to be loaded.
+    int row = -1, head = 0, batch = 0; // the next block of V to load, after the next block of K, which may belong to
+                                       // the next tile; row = -1: none
     for (;;) {
         te_q_tile t;
         te_mbar_wait(bar + 8 * (FULL_T + turn.stage), turn.parity);
@@ -227,8 +227,7 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
             load_v(row, head, batch);
             row = -1;
         }
-        if (t.begin >= t.end) { // The consumers will store zeros. If O takes the place of Q, this needs an empty stage
-                                // of Q.
+        if (t.begin >= t.end) { // consumers store zeros, with O_IN_Q to an empty stage of Q
             if (O_IN_Q) {
                 te_mbar_wait(bar + 8 * (EMPTY_Q + q.stage), q.parity ^ 1);
                 te_mbar_arrive(bar + 8 * (FULL_Q + q.stage));
@@ -274,8 +273,7 @@ TE_DEV void te_load_bias(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w)
         for (int n = t.end - 1, below; n >= t.begin; n = below) {
             const int at = w * STAGES_B + b.stage;
             below = BLOCKS ? te_last_seen<BN>(blocks, t.begin, n) : n - 1;
-            // The bias of the block `below` is loaded one step later. It is prefetched now, so that this load takes no
-            // longer than a step.
+            // prefetched one iteration early
             if (below >= t.begin)
                 for (int i = 0; i < te_panels(BN); i++)
                     te_tma_prefetch4(a.bias_map, below * BN + 64 * i, row, head, batch);
@@ -289,8 +287,8 @@ TE_DEV void te_load_bias(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w)
     }
 }
 
-// Writes -inf to S where a row does not see a key of block number `block`. A thread has two rows of S, 8 apart, and two
-// of every eight columns. `row` is its upper row.
+// Writes -inf to S where a row does not see a key of block `block`. `row` is the thread's upper row; the lower one is 8
+// below.
 TE_DEV void te_hide(float (&s)[BN / 2], const te_q_tile &t, int row, int block) {
     const int column = block * BN + 2 * (threadIdx.x & 3), last = t.s_kv - 1 - column;
 #pragma unroll
@@ -309,9 +307,8 @@ TE_DEV float te_row_max(float x) {
     return fmaxf(x, __shfl_xor_sync(TE_ALL, x, 2));
 }
 
-// Replaces S by 2^(scale2 (S + shift - top)). `shift` is the part of ALiBi that is the same for a whole row (see
-// te_line). Without ALiBi it is not added. `top` has the maxima of the thread's two rows. If this block of keys raises
-// a maximum, the caller must multiply O by `shrink`. `sum` is the thread's part of the sums of its rows.
+// Replaces S by 2^(scale2 (S + shift - top)). `shift` is ALiBi's part for a whole row (te_line). `top` and `sum` belong
+// to the thread's two rows. The caller must multiply O by `shrink`.
 template <bool FIRST>
 TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2,
                        const float (&shift)[2]) {
@@ -346,9 +343,8 @@ TE_DEV void te_rescale(float (&o)[D_V / 2], const float (&by)[2]) {
     for (int i = 0; i < D_V / 2; i++) o[i] *= by[i / 2 & 1];
 }
 
-// With X_KEYS a product A B^T adds the bias to S. This function writes what is constant in A and B. The first eight
-// elements of a row of A are 1, 1, 1 and five zeros, because B has each bias as a sum of three numbers. Elements 8 to
-// 15 along k are 0 in both operands.
+// Writes the constant elements of A and B (X_KEYS). B has each bias as a sum of three numbers, so a row of A is 1, 1, 1
+// and zeros.
 TE_DEV void te_start_lines(te_u32 smem) {
     const te_u32 one = te_f32x2_to_half(1.0f, 0.0f, TE_BF16);
     for (int i = threadIdx.x; i < 64; i += THREADS)
@@ -382,8 +378,8 @@ struct te_consumer {
     te_line line;
     const te_u8 *blocks;
     int below;              // the next block of keys that is not empty
-    bool full, full_below;  // full: the user's mask hides nothing of the current block; full_below: nothing of the
-                            // block `below`
+    bool full, full_below;  // the user's mask hides nothing of the current block (full), of the block `below`
+                            // (full_below)
     float o[D_V / 2], s[BN / 2], top[2], sum[2], shrink[2];
     te_u32 p[BN / 4];
 
@@ -441,9 +437,8 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < (DROPOUT ? BN / 4 : 0); i++) p[i] &= keep.pair(i % 2, i / 2);
     }
-    // Either load_before or load_behind loads the bias of block n to registers. load_before issues its loads before the
-    // products, so that the loads overlap with the products. load_behind runs after the products have been issued. With
-    // TILES it reads the bias from a tile in shared memory.
+    // load_before loads the bias of block n before the products, so that they overlap. load_behind loads it after their
+    // start.
     TE_DEV void load_before(int n) {
         if (BIAS && PAIRS && !TILES) bias.load(n * BN);
     }
@@ -452,8 +447,7 @@ struct te_consumer {
         if (TILES) {
             const int at = w * STAGES_B + b.stage;
             te_mbar_wait(bar + 8 * (FULL_B + at), b.parity);
-            // `read` is always 0, but the hardware knows its value only when ldmatrix has read the tile. Without `read`
-            // in its address, the arrival would not wait for ldmatrix.
+            // `read` is always 0, but only after ldmatrix has read the tile. So the arrival waits for ldmatrix.
             const te_u32 read = bias.take(smem + AT_B + at * TILE_B);
             __syncwarp();
             if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_B + at) + read);
@@ -611,7 +605,7 @@ struct te_consumer {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float by = inverse[i & 1];
-                // Rows beyond the sequence may have any O, even NaN. For these rows 0 is stored in place of a product.
+                // Rows beyond the sequence may have any O, even NaN.
                 r[i] = by == 0.0f ? 0u : te_pack16(o[8 * j + 2 * i] * by, o[8 * j + 2 * i + 1] * by);
             }
             const int piece = 2 * j + (lane >> 4);
@@ -649,8 +643,7 @@ struct te_consumer {
             if (t.begin < t.end) {
                 first();
                 int n = BLOCKS ? below : t.end - 2;
-                if (MOD && !ONE_LOOP) { // One loop compares with the mask, another one does not. The code has each loop
-                                        // only once, because the user's rule may be long.
+                if (MOD && !ONE_LOOP) { // each loop occurs once in the code, because the user's rule may be long
 #pragma unroll 1
                     while (n >= t.begin) {
 #pragma unroll 1
@@ -692,8 +685,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int full = FULL_Q; full <= FULL_T; full += 4)
             for (int i = 0; i < 2; i++) {
                 te_mbar_init(bar + 8 * (full + i), 1);
-                // All threads of the consumers read the description of a tile, and so do the threads that issue loads.
-                // Each of them arrives at EMPTY_T.
+                // All threads of the consumers read the description of a tile, and so do the threads that load.
                 te_mbar_init(bar + 8 * (full + 2 + i), full == FULL_T ? 128 * WAVES + 1 + TILES * WAVES : 4 * WAVES);
             }
         if (TILES)

@@ -1,8 +1,5 @@
-/* ops/attn/choice.c: chooses the kernels for an attention problem, and says why faster kernels cannot run it. This file
- * may use te__plan. It must not depend on tiles.
- *
- * TE__ATTN_TABLE has a row for each feature of a problem that some kernels do not support. Both the choice and the
- * sentence of te_explain come from this table. */
+/* ops/attn/choice.c: chooses the kernels for an attention problem, and says why faster kernels cannot run it. It may
+ * use te__plan. It must not depend on tiles. */
 
 /* One bit for each group of faster kernels; the fastest group is the last. 0 means the general kernels, which can run
  * every problem. */
@@ -38,8 +35,7 @@ typedef enum te__attn_feature {
 } te__attn_feature;
 typedef struct te__attn_row {
     int serves[2];         /* forward, backward */
-    const char *instead[2]; /* the sentence of te_explain: [0] if the general kernels run, [1] if the mma.sync kernels
-                             * run */
+    const char *instead[2]; /* te_explain's sentence, if the general [0] or the mma.sync [1] kernels run */
 } te__attn_row;
 static const te__attn_row te__attn_rows[TE__ATTN_FEATURES] = {
 #define TE__FEATURE(name, forward, backward, what)                                                               \
@@ -50,14 +46,13 @@ static const te__attn_row te__attn_rows[TE__ATTN_FEATURES] = {
 };
 static const char te__attn_why_hopper[] = "tensor cores: TMA and wgmma";
 
-/* Checks that rows of x can be copied in pieces of 16 bytes. The stride of a dimension of size 1 does not matter,
- * unless sequences are packed or keys are in pages: then a row may begin anywhere. */
+/* Checks that rows of x can be copied in pieces of 16 bytes. A dimension of size 1 needs no stride, except for packed
+ * sequences or pages. */
 static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_kargs *a, int s, int heads) {
     const int64_t rows = s == 1 && !a->x.on ? 0 : x->s, batches = a->batch == 1 && !a->x.page_size ? 0 : x->b;
     return te__view_is_aligned(x->p, rows | batches | (heads == 1 ? 0 : x->h));
 }
-/* Checks that TMA accepts a stride of `stride` elements. It must be positive and below 2^38, because TMA takes only
- * strides below 2^40 bytes. A dimension of size 1 needs no stride. */
+/* Checks that TMA accepts a stride: positive, and below 2^40 bytes. A dimension of size 1 needs no stride. */
 static bool te__attn_stride_fits(int64_t stride, int64_t size) {
     return size == 1 || (stride > 0 && stride < (int64_t)1 << 38);
 }
@@ -65,19 +60,14 @@ static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t hea
     return te__attn_stride_fits(x->s, rows) && te__attn_stride_fits(x->h, heads) && te__attn_stride_fits(x->b, batch);
 }
 
-/* The smallest soft cap whose gradients run on tensor cores. Some tensor-core kernels compute the derivative of the cap
- * from log2(P) + lse2 (te_attn_slope_of). The derivative is a number from 0 to 1. The rounding error of the sum is
- * about 1e-6, and it is divided by cap * log2(e). So the error of the derivative is 7e-5 at this cap, and 7e-4 at a
- * cap of 1e-3. For comparison, f16 rounds dS by 5e-4 of its value. The general kernels compute the derivative from the
- * products Q K^T. They run all problems with a smaller cap, even those for which a tensor-core kernel would compute the
- * derivative from Q K^T, too. */
+/* The smallest soft cap whose gradients run on tensor cores. Some of their kernels compute the cap's derivative from
+ * log2(P) + lse2. The derivative's error is about 1e-6 / (cap * log2(e)): 7e-5 at this cap. */
 #define TE__ATTN_TINY_CAP 1e-2f
 
 /* Returns true if S or dP is rounded to FP8 codes (te_attn_fp8). */
 static bool te__attn_rounds(const te__attn_kargs *a) { return a->x.s_dt || a->x.dp_dt; }
 
-/* The tensors that a forward or backward pass reads and writes. Those in of_q have rows of queries, those in of_kv rows
- * of keys. */
+/* The tensors of a forward or backward pass: with rows of queries (of_q) and of keys (of_kv). */
 typedef struct te__attn_views {
     const te__attn_view *of_q[4], *of_kv[4];
     int count; /* tensors in each array */
@@ -90,9 +80,8 @@ static te__attn_views te__attn_views_of(const te__attn_kargs *a, bool backward) 
     return v;
 }
 
-/* Returns true if the problem has feature f. `mod` is true if the user has a rule for scores or masks
- * (te_score_mod). An optional tensor is recognized by its format, because a tensor that has no memory yet has no
- * address. */
+/* Returns true if the problem has feature f. An optional tensor without memory has no address yet, so its format is
+ * tested. */
 static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, bool backward, te__attn_feature f) {
     const te__attn_views v = te__attn_views_of(a, backward);
     const te__attn_extra *x = &a->x;
@@ -136,8 +125,7 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     return false;
 }
 
-/* Returns the fastest kernels that can run the problem: TE__ATTN_HOPPER, TE__ATTN_MMA, or 0 for the general kernels.
- * Writes to the plan why no faster kernels run. */
+/* Returns the fastest kernels that can run the problem; 0: the general kernels. Writes the reason to the plan. */
 static int te__attn_choose(te__plan *p, const te__attn_kargs *a, bool mod, bool backward) {
     int serves = TE__ATTN_MMA | TE__ATTN_HOPPER, f;
     te__plan_why(p, te__attn_why_hopper);

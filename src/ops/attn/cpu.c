@@ -6,13 +6,10 @@
  *   Soft cap: S_ij = cap tanh(scale q_i k_j / cap); dQ and dK have (1 - (S_ij / cap)^2) dS_ij in place of dS_ij.
  *   Bias B: S_ij = scale q_i k_j + c B_ij; dB = c dS, summed over the dimensions along which B repeats.
  *   Offset a of the softmax: its denominator has the additional term e^a; da = - sum_i e^(a - lse_i) D_i.
- *   FP8: drop(P) and dS are rounded to codes where they are multiplied by V, dO, K and Q, and in dB. Since O comes from
- *   rounded P, D_i is sum_j P_ij dP_ij. With a soft cap the dS of dB is not rounded, because the FP8 scale belongs to
- *   the product of dS and the cap's derivative.
+ *   FP8: drop(P) and dS are rounded to codes where they are multiplied, and in dB; then D_i is sum_j P_ij dP_ij.
  *
  * Query rows are processed in blocks of 32. Their scores are [keys, 32], so that the scores of one key are a vector.
- * Every product is computed by te__attn_madd. A task has all query heads of one head of K and V, so K and V are decoded
- * once. Each sum is computed in a fixed order, whichever thread runs the task. */
+ * A task has all query heads of one head of K and V. Every sum has a fixed order, whichever thread computes it. */
 
 enum { TE__ATTN_WIDE = 16, TE__ATTN_QUAD = 4, TE__ATTN_BLOCK = 32 };
 
@@ -23,9 +20,8 @@ enum { TE__ATTN_WIDE = 16, TE__ATTN_QUAD = 4, TE__ATTN_BLOCK = 32 };
 #define TE__ATTN_FMA(a, b, c) ((a) * (b) + (c))
 #endif
 
-/* Computes out[r][0 .. 15] += sum over i < n of a[r * row + i * step] * b[i * ld + 0 .. 15], for r = 0 .. 3. The rows
- * of `out` are out_ld elements apart. Sums of up to 64 terms are computed in f32, so that compilers vectorize the loop.
- * These sums are added in double. */
+/* Computes out[r][0 .. 15] += sum over i < n of a[r * row + i * step] * b[i * ld + 0 .. 15], for r = 0 .. 3. Rows of
+ * `out` are out_ld elements apart. Sums of up to 64 terms are in f32, for vectors; their sum is in double. */
 static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t row, int64_t step, const float *b,
                           int64_t ld, int64_t n) {
     enum { W = TE__ATTN_WIDE };
@@ -54,10 +50,9 @@ static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t r
     }
 }
 
-/* Returns e^x with an error of about 2 ulp. The result is 0 for x <= -87, and infinity where e^x is above FLT_MAX. NaN
- * gives NaN. The code has no branches, and clears results by a mask of bits, so that compilers turn it into vectors. It
- * computes e^x = 2^n e^r with r in [-ln 2 / 2, ln 2 / 2]. Adding 1.5 * 2^23 rounds to an integer. The polynomial is
- * that of expf in Cephes (Moshier). */
+/* Returns e^x with an error of about 2 ulp; 0 for x <= -87; infinity above FLT_MAX; NaN for NaN. It has no branches, so
+ * that compilers vectorize it. e^x = 2^n e^r with r in [-ln 2 / 2, ln 2 / 2]; adding 1.5 * 2^23 rounds to an integer.
+ * The polynomial is that of expf in Cephes (Moshier). */
 static inline float te__attn_exp(float x) {
     const int32_t m = (int32_t)(te__f32_bits(x * 1.44269504f + 12582912.0f) - 0x4b400000u), n = m < 127 ? m : 127;
     const float r = (x - (float)n * 0.693359375f) + (float)n * 2.12194440e-4f;
@@ -71,8 +66,7 @@ static inline float te__attn_exp(float x) {
     return te__bits_f32(te__f32_bits(p) & (x <= -87.0f ? 0u : 0xffffffffu));
 }
 
-/* The memory of one worker. The number of keys is rounded up to a multiple of 4, and channels to a multiple of 16. The
- * padding is 0. */
+/* The memory of one worker. `keys` is a multiple of 4, channels are multiples of 16. The padding is 0. */
 typedef struct te__attn_scratch {
     float *k, *v;           /* [keys, d], [keys, d_v]: a head */
     float *q, *g;           /* [BLOCK, d], [BLOCK, d_v]: a block of rows of Q and dO */
@@ -91,8 +85,8 @@ typedef struct te__attn_work {
     te__attn_kargs a;
     const te_score_mod *mod; /* the user's rule for scores */
     int64_t keys, d, d_v; /* s_kv, d and d_v, rounded up as in te__attn_scratch */
-    int64_t splits;       /* forward: a task is one of `splits` shares of the query rows, for one sequence and one head
-                           * of keys */
+    int64_t splits;       /* forward: shares of the query rows; a task is one share of one sequence and one head of
+                           * keys */
     int64_t tasks, workers;
     bool backward, table; /* table: this is the pass that makes only dB */
     double *dsink;        /* [batch, heads] */
@@ -106,8 +100,7 @@ static void *te__attn_take(char *memory, int64_t *used, int64_t bytes) {
     return p;
 }
 
-/* Divides `memory` among the fields of *s, and returns how many bytes they need. If `memory` is NULL, the function only
- * counts the bytes. */
+/* Divides `memory` among the fields of *s, and returns the bytes that they need. If `memory` is NULL, only counts. */
 static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_scratch *s) {
     const int64_t size = (int64_t)sizeof(float);
     int64_t used = 0;
@@ -142,8 +135,8 @@ static int64_t te__attn_row_at(const te__attn_view *x, int64_t b, int64_t h, int
     return b * x->b + h * x->h + i * x->s;
 }
 
-/* Loads rows `first` .. `first` + n - 1 of a head as f32. The result has `rows` rows of `padded` channels. Rows from n
- * on and channels from d on become 0. */
+/* Loads rows `first` .. `first` + n - 1 of a head as f32: `rows` rows of `padded` channels. Missing rows and channels
+ * become 0. */
 static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t rows,
                           int64_t d, int64_t padded, float *out) {
     int64_t i;
@@ -190,8 +183,8 @@ static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t
 
 /* ---- blocks of scores ---- */
 
-/* A block of at most 32 query rows of one head. It begins at row `first`. The field `rows` is the number of rows that
- * are written. Only the first n rows attend to keys, and only to keys `begin` .. `end` - 1. */
+/* At most 32 query rows of one head, from row `first` on. `rows` rows are written. The first n rows attend to keys
+ * `begin` .. `end` - 1. */
 typedef struct te__attn_block {
     const te__attn_extra *extra;
     const te__attn_seq *seq;
@@ -213,8 +206,8 @@ static te__attn_block te__attn_block_of(const te__attn_kargs *a, const te__attn_
     return block;
 }
 
-/* Finds the next range of adjacent keys that no empty block of the block mask hides, and stores it in *from .. *to - 1.
- * On entry *to is the end of the previous range. Returns false if there is no further range. */
+/* Finds the next range *from .. *to - 1 of keys in blocks that are not empty. On entry *to is the end of the previous
+ * range. Returns false if there is none. */
 static bool te__attn_next_run(const te__attn_block *block, int64_t *from, int64_t *to) {
     const te__attn_extra *x = block->extra;
     int64_t j = *to;
@@ -234,8 +227,7 @@ static bool te__attn_next_run(const te__attn_block *block, int64_t *from, int64_
     return *from < *to;
 }
 
-/* Computes out[j][r] = scale * (row j of x) . (column r of tile). For keys in empty blocks of the block mask the result
- * is `none`. */
+/* Computes out[j][r] = scale * (row j of x) . (column r of tile); `none` for keys in empty blocks of the block mask. */
 static void te__attn_scores(const te__attn_block *block, float *out, const float *x, int64_t padded, const float *tile,
                             int64_t d, double scale, float none) {
     int64_t from, to = block->begin, j, r, c, half;
@@ -280,9 +272,8 @@ static void te__attn_seen_by(const te__attn_block *block, int64_t j, int64_t *fr
     *to = j < block->end ? te__max(*from, te__min(block->n, j - block->seq->lo - block->first + 1)) : *from;
 }
 
-/* Applies the soft cap to the scores s [keys, BLOCK]. In the backward pass the derivative of the cap is stored in
- * `factor`. If `table` is true (the pass for the gradient of the bias) the factor is 1, because the bias is added
- * after the cap. Keys in empty blocks of the block mask stay hidden. */
+/* Applies the soft cap to the scores s [keys, BLOCK]. `factor` gets its derivative. In the pass for dB (`table`) it
+ * gets 1, because the bias is added after the cap. */
 static void te__attn_cap(const te__attn_kargs *a, const te__attn_block *block, float *s, float *factor, bool table) {
     const float cap = a->x.softcap;
     int64_t j, r;
@@ -324,16 +315,14 @@ static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block
     }
 }
 
-/* Returns true if the block mask says that all rows of the block see key j. In that case the user's mask_fn is not
- * called. */
+/* Returns true if the block mask says that all rows of the block see key j. Then the user's mask_fn is not called. */
 static bool te__attn_is_full(const te__attn_block *block, int64_t j) {
     return block->extra->blocks.p && te__attn_block_at(block->extra, (int)block->b, (int)block->h, (int)block->first,
                                                        (int)j) == (int)TE_ATTN_BLOCK_FULL;
 }
 
-/* Applies the user's rule *m to the scores s [keys, BLOCK], where a query sees the key. In the backward pass the
- * derivative of the rule is stored in `factor`. If `capped` is true, `factor` already has the derivative of the soft
- * cap. It is then multiplied by the derivative of the rule. */
+/* Applies the user's rule *m to the scores s [keys, BLOCK]. `factor` gets its derivative or, if `capped` is true, is
+ * multiplied by it. */
 static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor, bool capped) {
     int64_t j, r, from, to;
     if (!m->score_fn && !m->mask_fn) return;
@@ -502,10 +491,9 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
             *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
             if (s->factor && j < block->end && r < block->n) *x *= s->factor[j * TE__ATTN_BLOCK + r];
         }
-    /* dp_scale is made for dS times the derivative of the cap. The dS of dB does not have that factor, so it is not
-     * rounded. */
+    /* dp_scale belongs to dS times the derivative of the cap, which the dS of dB does not have. */
     if (w->table && a->x.softcap > 0.0f) return;
-    /* The pass for dB records no amax. The main pass computes the same dS and records its amax. */
+    /* the main pass records the amax of the same dS */
     te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, w->table ? NULL : s->amax);
 }
 
@@ -525,9 +513,7 @@ static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s
                        a->scale);
 }
 
-/* Runs a task of the pass for dB, the gradient of the bias. A task computes up to 32 rows of dB. If all query rows
- * share the bias, dB has only one row. The task sums over the sequences, heads and query rows that share these rows of
- * dB. */
+/* Runs a task of the pass for dB: up to 32 rows, summed over all sequences, heads and query rows that share them. */
 static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
     const te__attn_kargs *a = &w->a;
     const te__attn_extra *x = &a->x;
@@ -580,8 +566,8 @@ static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int
         memset(s->dk, 0, (size_t)(w->keys * w->d) * sizeof(double));
         memset(s->dv, 0, (size_t)(w->keys * w->d_v) * sizeof(double));
     }
-    /* Share number i of the query rows has the blocks i, i + splits, i + 2 splits, ... So under a causal mask all
-     * shares have about the same work. */
+    /* Share i of the query rows has the blocks i, i + splits, ... So a causal mask gives all shares about the same
+     * work. */
     for (h = g * per_group; h < (g + 1) * per_group; h++)
         for (first = split * TE__ATTN_BLOCK; first < seq.q_end; first += step) {
             const te__attn_block block = te__attn_block_of(a, &seq, b, h, first);
@@ -616,8 +602,7 @@ static void te__attn_worker(void *user, int64_t begin, int64_t end) {
     }
 }
 
-/* Takes the maximum over all workers, and stores the greatest score of each head and the greatest absolute value that
- * was rounded to FP8. */
+/* Stores the maxima over all workers: the greatest score of each head, and the amax of FP8 rounding. */
 static void te__attn_gather_top(const te__attn_work *w) {
     te__attn_scratch s = TE_ZERO;
     float *amax = w->backward ? w->a.x.dp_amax : w->a.x.s_amax;
@@ -642,8 +627,7 @@ static te_result te__attn_pass(te_ctx *te, te__attn_work *w) {
     return TE_OK;
 }
 
-/* Sets all rows of a packed tensor to 0 before the rows of the sequences are written. So rows that belong to no
- * sequence are 0. */
+/* Sets all rows of a packed tensor to 0, for rows that belong to no sequence. */
 static void te__attn_clear_rows(const te__attn_view *x, int64_t rows, int64_t heads, int64_t n) {
     const double zeros[TE__ATTN_MAX_D] = TE_ZERO;
     int64_t i, h;

@@ -1,11 +1,10 @@
-/* ops/attn/cuda.c: tiles and launches of the mma.sync and the general attention kernels. This file may use te__plan. It
- * must not depend on the driver.
+/* ops/attn/cuda.c: tiles and launches of the mma.sync and the general attention kernels. It must not depend on the
+ * driver.
  *
- * Head sizes are rounded up to a size for which a tensor-core kernel is compiled. The channels that this adds are
- * zeros. They cost time, but do not change results. */
+ * Head sizes are rounded up to a size of the tensor-core kernels. The added channels are zeros. */
 
-/* The tiles of an mma.sync kernel. d: rounded-up head size. m: number of 16-row fragments of a warp. tile: number of
- * keys (for dK and dV: of queries) that are processed at a time. */
+/* The tiles of an mma.sync kernel. d: rounded-up head size. m: 16-row fragments of a warp. tile: keys (for dK and dV:
+ * queries) at a time. */
 typedef struct te__attn_tiles {
     int d, m, warps, tile;
 } te__attn_tiles;
@@ -31,9 +30,8 @@ static int64_t te__attn_dkv_shared(te__attn_tiles t) {
     return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile) + 16 * t.tile;
 }
 
-/* te__attn_fwd_tiles, te__attn_dq_tiles and te__attn_dkv_tiles choose the tiles so that O, S and dP fit into registers,
- * and so that two blocks run on one multiprocessor where that helps. If `extras` is true, tiles are smaller, because
- * the options of te__attn_extra need registers for lengths, strides and slopes. */
+/* Choose tiles so that O, S and dP fit into registers, and two blocks on a multiprocessor where that helps. `extras`
+ * needs registers, so tiles are smaller. */
 static te__attn_tiles te__attn_fwd_tiles(const te__plan *p, int d, bool dropout, bool extras) {
     te__attn_tiles t;
     t.d = d;
@@ -48,8 +46,8 @@ static te__attn_tiles te__attn_dq_tiles(const te__plan *p, int d, bool dropout, 
     const bool narrow = extras || (d == 128 && dropout);
     t.d = d;
     t.m = narrow ? 1 : 2;
-    t.warps = narrow && d % 64 == 0 ? 8 : 4; /* If d is no multiple of 64, only four threads copy a row (te_copier).
-                                              * Eight warps would then copy 64 rows at a time, more than a tile has. */
+    t.warps = narrow && d % 64 == 0 ? 8 : 4; /* if d is no multiple of 64, eight warps copy 64 rows at a time
+                                              * (te_copier): more than a tile has */
     t.tile = d <= 64 && !dropout && !extras ? 64 : 32;
     if (te__attn_dq_shared(t) > te__attn_shared_limit(p)) {
         t.m = 1;
@@ -72,11 +70,10 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
 
 /* Returns true if the general kernels must process a head in chunks of channels. */
 static bool te__attn_is_wide(const te__attn_kargs *a) { return te__max(a->d, a->d_v) > TE__ATTN_CHUNK; }
-/* Returns the bytes of shared memory of a general kernel. A thread block owns TE__ATTN_ROWS rows of one side (queries,
- * or keys for dK and dV). It reads TE__ATTN_LANES rows of the other side at a time. `mine` and `mine2` are the numbers
- * of channels of the two tensors whose rows the block owns, `theirs` and `theirs2` those of the two tensors that it
- * reads. mine2 and theirs2 may be 0. There is also a weight for each pair of rows. If heads are processed in chunks,
- * shared memory holds one chunk of one owned tensor and one chunk of one tensor that is read. */
+/* Returns the bytes of shared memory of a general kernel. A thread block owns TE__ATTN_ROWS queries (keys for dK and
+ * dV) of tensors with `mine` and `mine2` channels. It reads TE__ATTN_LANES rows at a time of tensors with `theirs` and
+ * `theirs2` channels. mine2 and theirs2 may be 0. Wide heads have one chunk of one tensor each. Each pair of rows has a
+ * weight. */
 static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, int64_t mine2, int64_t theirs,
                                        int64_t theirs2) {
     int64_t rows, lanes;
@@ -86,9 +83,8 @@ static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, in
     return 4 * (TE__ATTN_ROWS * rows + TE__ATTN_LANES * lanes + TE__ATTN_ROWS * TE__ATTN_LANES);
 }
 
-/* Launches a kernel for `rows` rows of each of `heads` heads of each sequence. `channels` is the number of channels
- * that the kernel writes. t has the tiles of an mma.sync kernel, and is NULL for a general kernel. Only general kernels
- * support chunks of channels and a user's rule for scores and masks (`mod`). */
+/* Launches a kernel for `rows` rows of `heads` heads of each sequence, which writes `channels` channels. t is NULL for
+ * a general kernel. Only general kernels support `mod`. */
 static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const char *kernel, int64_t rows, int64_t heads,
                                  int64_t channels, const te__attn_tiles *t, int64_t shared, const char *mod) {
     const int64_t blocks = te__div_up(rows, t ? 16 * t->m * t->warps : TE__ATTN_ROWS) * a->batch * heads;
@@ -125,9 +121,8 @@ static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool bac
     te__plan_with(p, "attn", "attn_clear", te__max(1, te__div_up(rows, 8)), 256, a, sizeof(*a));
 }
 
-/* Launches the kernels for the gradient of the bias and, if `sink` is true, of the softmax's offset. They use lse2 and
- * delta. `bits` is NULL unless Hopper's kernels were chosen. Addresses do not tell here which gradients are wanted,
- * because a tensor that has no memory yet has no address. */
+/* Launches the kernels for the gradients of the bias and of the softmax's offset (`sink`), after lse2 and delta. `bits`
+ * is NULL without Hopper's kernels. */
 static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod,
                                         const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;
@@ -145,8 +140,7 @@ static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bo
     return te__attn_launch_mod(p, l, mod);
 }
 
-/* Writes the text of the user's rule to `code`. `code` stays empty if there is no rule. Fails if there is a rule, but
- * no NVRTC to compile it. */
+/* Writes the text of the user's rule to `code`, or nothing without a rule. Fails without an NVRTC to compile it. */
 static te_result te__attn_mod(te__plan *p, const char *op, const te_score_mod *m, te__text *code) {
     te_result r;
     if (!te__has_score_mod(m)) return TE_OK;
@@ -183,8 +177,8 @@ static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *
 
 static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args, const char *mod) {
     te__attn_kargs a = te__attn_problem_bwd(args);
-    const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* number of rows for which kernels are launched; packed
-                                                                * sequences need memory for fewer rows (`kept`) */
+    const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* rows that kernels are launched for; packed sequences
+                                                                * need memory for fewer (`kept`) */
     /* for the general kernels */
     const int64_t shared = te__attn_general_shared(&a, a.d, a.d_v, a.d, a.d_v), most = te__max(a.d, a.d_v);
     const int kernels = te__attn_choose(p, &a, mod != NULL, true);

@@ -1,9 +1,8 @@
-// ops/attn/fragments.cuh: tiles of 16-bit values for the mma.sync attention kernels. A tile has rows of D channels in
-// shared memory; the fragments of a product are read from it.
+// ops/attn/fragments.cuh: tiles of 16-bit values in shared memory, and their fragments, for the mma.sync attention
+// kernels.
 //
-// A row has D / 8 pieces of 16 bytes and one unused piece. D / 8 is even, so the total is odd, and the eight rows that
-// ldmatrix reads at one channel lie in different banks. Every address is a constant plus a number that depends only on
-// the lane.
+// A row has D / 8 pieces of 16 bytes and one unused piece. The total is odd, so the eight rows of an ldmatrix lie in
+// different banks. Every address is a constant plus a number that depends only on the lane.
 #pragma once
 #include "device/mma.cuh"
 #include "ops/attn/attn.cuh"
@@ -23,9 +22,8 @@ template <int D> struct te_tile {
     TE_DEV static te_u32 piece(int row, int piece) { return (te_u32)(row * ROW + piece * 16); }
 };
 
-// Finds rows of a tensor that may lie in pages. away() returns, in bytes, the row's address minus the address that it
-// would have in a contiguous sequence. With PAGED 1 the rows are keys, which may lie in pages. With PAGED 0 the result
-// is 0.
+// Finds rows that may lie in pages (PAGED 1: keys). away() returns the row's address minus its address in a contiguous
+// sequence, in bytes.
 template <int PAGED> struct te_paging {
     TE_DEV te_paging(const te__attn_view &, int, const te__attn_extra *) {}
     TE_DEV te_i64 away(int, te_i64, int) const { return 0; }
@@ -43,15 +41,14 @@ template <> struct te_paging<1> {
     }
 };
 
-// The state of one thread that copies tiles of a head by cp.async. GROUP threads copy a row, in pieces of 16 bytes. The
-// pieces that one thread copies are GROUP pieces apart.
+// One thread that copies tiles of a head by cp.async. GROUP threads copy a row in pieces of 16 bytes: each thread
+// copies every GROUP-th piece.
 template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_paging<PAGED> {
     enum { GROUP = D % 64 == 0 ? 8 : 4, STEP = THREADS / GROUP, PIECES = D / 8 / GROUP };
     static_assert(ROWS % STEP == 0, "every thread copies as much");
     const char *at;
     te_u32 to;
-    int row, channels; // row: the row of this thread's first piece; channels: how many channels there are from that
-                       // piece on
+    int row, channels; // row of this thread's first piece; channels from that piece on
 
     TE_DEV te_copier(const te__attn_view &x, int b, int h, int first, int d, const te__attn_extra *extra = 0)
         : te_paging<PAGED>(x, b, extra) {
@@ -82,10 +79,9 @@ template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_pag
     }
 };
 
-// The address that this lane gives to ldmatrix for a 16 x 16 fragment of a tile. ldmatrix reads four 8 x 8 matrices. If
-// rows_first is true, the first two have rows 0-7 and 8-15 of channels 0-7, and the other two have the same rows
-// of channels 8-15. This order is for operand A and for a transposed operand B. If rows_first is false, the first two
-// have channels 0-7 and 8-15 of rows 0-7. This order is for an operand B that is not transposed.
+// This lane's address for ldmatrix, which reads a 16 x 16 fragment as four 8 x 8 matrices. Their order:
+// - rows_first (operand A, transposed operand B): rows 0-7 and 8-15 of channels 0-7, then the same of channels 8-15.
+// - otherwise (operand B): channels 0-7 and 8-15 of rows 0-7, then of rows 8-15.
 template <int D> struct te_reader {
     te_u32 lane_at;
     TE_DEV te_reader(bool rows_first) {
@@ -133,8 +129,8 @@ template <int M, int N> TE_DEV void te_clear(float (&x)[M][N][4]) {
             for (int e = 0; e < 4; e++) x[m][n][e] = 0.0f;
 }
 
-// Adds the product A B^T to s. A has 16 M rows, B has 8 N rows, and both have D channels. s[m][n] is the fragment for
-// A's rows from 16 m on and B's rows from 8 n on.
+// Adds A B^T to s. A has 16 M rows, B has 8 N rows, both have D channels. s[m][n] has A's rows from 16 m on and B's
+// from 8 n on.
 template <int DT, int D, int M, int N>
 TE_DEV void te_products(float (&s)[M][N][4], const te_reader<D> &reader_a, te_u32 a, const te_reader<D> &reader_b,
                         te_u32 b) {
@@ -179,8 +175,7 @@ TE_DEV void te_weighted(float (&acc)[M][D / 8][4], const float (&w)[M][K][4], co
 
 // ---- masks, and the epilogue ----
 
-// Writes -inf to a tile of scores where row i does not see key j. `row` and `column` are the row and the key of this
-// lane's first element.
+// Writes -inf to scores where row i does not see key j. `row` and `column` belong to this lane's first element.
 template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_kargs &a, int row, int column) {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -195,9 +190,8 @@ template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_
         }
 }
 
-// Turns products into scores in units of log2: scales and caps them, and adds bias and ALiBi. Where row i does not see
-// key j, the score is -inf. `row` and `column` are the query and the key of this lane's first element. With TRANSPOSED
-// the tile has keys along its rows. Conditions that are the same for all elements are tested outside of the loops.
+// Turns products into scores in units of log2, or -inf where row i does not see key j. `row` and `column` belong to
+// this lane's first element. With TRANSPOSED rows are keys.
 template <int DT, bool TRANSPOSED, int M, int N>
 TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__attn_seq &seq, int b, int h, int row,
                       int column, float slope2) {
@@ -229,9 +223,8 @@ TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__at
 #undef TE_EACH_SCORE
 }
 
-// Scales and rounds the warp's accumulators, and stores them to the rows of a head from row `first` on. They first go
-// to `tile`, the warp's own rows of shared memory, so that each store has 16 bytes. scale[m][0] is for the upper eight
-// rows of a fragment, scale[m][1] for the lower eight.
+// Scales and rounds the warp's accumulators, and stores them from row `first` on. They go through `tile`, the warp's
+// own shared memory. scale[m][0] is for the upper eight rows.
 template <int DT, int D, int M>
 TE_DEV void te_put(te_u32 tile, const float (&acc)[M][D / 8][4], const float (&scale)[M][2], char *head,
                    te_i64 stride_bytes, int first, int end, int d) {

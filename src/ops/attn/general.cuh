@@ -1,15 +1,14 @@
-// ops/attn/general.cuh: the tiles of the general attention kernels. These support any float format, any head size up to
-// 1024 and any strides, and compute in f32.
+// ops/attn/general.cuh: the tiles of the general attention kernels, in f32, for any float format, head size up to 1024
+// and strides.
 //
-// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV). Each warp has four rows. The
-// block goes through the rows of the other side, 32 at a time. For scores, each lane has one of the 32 rows and the
-// four rows of its warp. For sums over the 32 rows, each lane has channels lane + 32 t.
+// A block of four warps owns 16 queries (keys for dK and dV), four for each warp. It reads 32 rows of the opposite
+// tensor at a time. For scores, each lane has one of the 32 rows. For sums over them, each lane has channels lane + 32
+// t.
 //
-// Heads of more than TE__ATTN_CHUNK channels (WIDE) are processed in chunks of channels. A product is the sum of the
-// products of its chunks. Block y of the grid writes chunk y of the result, and computes all scores for it. Shared
-// memory holds one chunk of the 16 rows and one chunk of the 32 rows at a time.
+// WIDE: heads of more than TE__ATTN_CHUNK channels are processed in chunks. Products are summed over the chunks. Block
+// y of the grid writes chunk y of the result. Shared memory holds one chunk of the 16 rows and one of the 32 rows.
 //
-// Option: X_WIDE (0, 1; if it is not defined, the kernel tests the head sizes).
+// Option: X_WIDE (0, 1; not defined: the kernel tests the head sizes).
 #pragma once
 #include "ops/attn/attn.cuh"
 
@@ -22,8 +21,8 @@
 #define WIDE (max(a.d, a.d_v) > TE__ATTN_CHUNK)
 #endif
 
-// Copies rows first .. first + n - 1 of one head to shared memory as f32. A row there has `ld` floats. Rows from `end`
-// on and channels from d on become 0. `paged` is not NULL if the rows are keys, which may lie in pages.
+// Copies rows first .. first + n - 1 of one head to shared memory as f32, `ld` floats apart. Missing rows and channels
+// become 0. `paged` is for keys in pages.
 TE_DEV_CALL void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end,
                                int d, const te__attn_extra *paged = 0) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -40,8 +39,8 @@ TE_DEV_CALL void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b
     }
 }
 
-// Computes out[r] = (row r of `mine`) . (this lane's row of `theirs`). All lanes have the same `mine`. A row has d
-// channels, and zeros up to a multiple of four.
+// Computes out[r] = (row r of `mine`) . (this lane's row of `theirs`). Rows have d channels, then zeros up to a
+// multiple of four.
 TE_DEV void te_attn_products(float out[TE_MINE], const float *mine, int ld_mine, const float *theirs, int d) {
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) out[r] = 0.0f;
@@ -65,13 +64,11 @@ TE_DEV te__attn_view te_attn_channels(const te__attn_view &x, int c) {
     y.p = (char *)x.p + (te_i64)c * (x.dt == TE_F32 ? 4 : 2);
     return y;
 }
-// Returns how many of the d channels are in the chunk that begins at channel c. If there are none, the result is 0 or
-// negative.
+// Returns how many of the d channels are in the chunk from channel c on; 0 or negative: none.
 TE_DEV int te_attn_chunk(int d, int c) { return min(TE__ATTN_CHUNK, d - c); }
 
-// Does what te_attn_products does, for wide heads. The first operand is 16 rows of x, from row `first` of head hx on.
-// The second is 32 rows of y, from row `other` of head hy on. `mine` and `theirs` are shared memory for one chunk of x
-// and one chunk of y.
+// As te_attn_products, for wide heads. The operands are 16 rows of x, from row `first` of head hx on, and 32 rows of y,
+// from row `other` of head hy on.
 TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te__attn_view &x, int hx, int first,
                                        int end_x, float *theirs, const te__attn_view &y, int hy, int other, int end_y,
                                        int b, int d, const te__attn_extra *paged = 0) {
@@ -92,8 +89,7 @@ TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te
         for (int r = 0; r < TE_MINE; r++) out[r] += part[r];
     }
 }
-// Copies channels c .. c + n - 1 of 32 rows of y, from row `other` of head hy on, to `theirs` in shared memory.
-// te_attn_gather reads them there.
+// Copies channels c .. c + n - 1 of 32 rows of y, from row `other` of head hy on, to `theirs`, for te_attn_gather.
 TE_DEV void te_attn_stage_wide(float *theirs, const te__attn_view &y, int hy, int other, int end_y, int b, int c, int n,
                                const te__attn_extra *paged = 0) {
     __syncthreads();

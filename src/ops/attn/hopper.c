@@ -3,8 +3,8 @@
 
 /* Returns the smallest head size >= d for which the Hopper kernels are compiled. */
 static int te__attn_hopper_d(int d) { return d <= 64 ? 64 : d <= 96 ? 96 : d <= 128 ? 128 : d <= 192 ? 192 : 256; }
-/* Finds the head sizes that the kernels use: *d for q and k, *d_v for v and o. Both are the same, except for the pair
- * 192 and 128 of multi-head latent attention. */
+/* Finds the head sizes of the kernel: *d for q and k, *d_v for v and o. They differ only for 192 and 128 (multi-head
+ * latent attention). */
 static void te__attn_hopper_heads(const te__attn_kargs *a, int *d, int *d_v) {
     *d = te__attn_hopper_d(a->d);
     *d_v = te__attn_hopper_d(a->d_v);
@@ -34,10 +34,8 @@ static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod
     return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK;
 }
 
-/* Returns how many heads run at the same time. They form whole groups of heads that share K and V. The number of groups
- * is the largest power of two for which K and V of these groups fill at most a third of the L2 cache, and at least 1.
- * With a causal mask or a window, K and V may fill two thirds: then tiles have different amounts of work, and with more
- * heads the work is spread more evenly. */
+/* Returns how many heads run at the same time. Their K and V fill a third of the L2 cache at most. A causal mask or a
+ * window allows two thirds, because more heads spread uneven tiles better. */
 static int te__attn_together(const te__attn_kargs *a) {
     const bool diagonal = a->x.causal || a->x.left >= 0 || a->x.right >= 0;
     const int64_t bytes = te__max(1, (int64_t)a->s_kv * (a->d + a->d_v) * 2), heads = (int64_t)a->batch * a->heads;
@@ -46,11 +44,9 @@ static int te__attn_together(const te__attn_kargs *a) {
     return (int)te__min(heads, n * (a->heads / a->groups));
 }
 
-/* The options of Hopper's kernels for steps between product and softmax. X(option, condition, value, two) is one of
- * them. If the condition is true, the kernel needs the step, and the option gets the value. `two` is 1 if the step
- * needs tiles of 128 rows, that is, two consumer warpgroups. With three warpgroups there are no registers for the step,
- * or (for X_BLOCKS) a tile of 192 rows would lie in two blocks of the block mask. The macro uses the variable `a`. The
- * user's rule (te_score_mod) is not in this list, since te__attn_launch_mod adds the rule's text to the launch. */
+/* X(option, condition, value, two): if `condition` is true, a Hopper kernel gets `option` with `value`. `two` is 1 if
+ * tiles must have 128 rows. With 192 rows there are no registers for the option, or two blocks of the block mask
+ * (X_BLOCKS). */
 #define TE__ATTN_STEPS(X)                                                                \
     X("X_CAP", a->x.softcap > 0.0f, 1, 1)                                                \
     X("X_ALIBI", a->x.alibi, 1, 0)                                                       \
@@ -84,8 +80,7 @@ static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te_
     const uint32_t boxes[4] = {64, 64, 1, 1};
     te__cuda_tensor_map(p, map, t->p, (te_dtype)t->dt, 4, dims, strides, boxes, 128);
 }
-/* Sets the options for ALiBi, a bias, a soft cap, masks and the user's rule (te_score_mod; see hopper_scores.cuh). For
- * plain attention it sets none. `mod` is the text of the user's rule, or NULL. */
+/* Sets the options of hopper_scores.cuh that the problem needs. `mod` is the text of the user's rule, or NULL. */
 static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__attn_kargs *a, const char *mod) {
 #define TE__STEP(option, there, value, wide) \
     if (there) te__launch_option(l, option, value);
@@ -100,9 +95,8 @@ static bool te__attn_needs_two_waves(const te__attn_kargs *a, const char *mod) {
 #undef TE__STEP
 }
 
-/* Launches attn_dropout_bits, which writes dropout's bits to memory. `keys` is the number of keys of a block in the
- * kernels that read the bits. Returns where the bits are. The field `words` is NULL if there is no dropout, or if the
- * bits would fill more than 2 GB. */
+/* Launches attn_dropout_bits, and returns where the bits are. `keys` is the number of keys of a block in the kernels
+ * that read them. `words` is NULL without dropout, or above 2 GB. */
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
     const int64_t of_all =
         a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
@@ -128,20 +122,18 @@ static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, in
                     0);
     return bits;
 }
-/* Returns the size in bytes of the operand that attn_bias_line makes of a bias. `keys` is the number of keys of a block
- * in the forward kernel. */
+/* Returns the bytes of attn_bias_line's operand. `keys` is the number of keys of a block in the forward kernel. */
 static int64_t te__attn_line_bytes(const te__attn_kargs *a, int keys) {
     return 16 * te__round_up(a->s_kv, keys) * (a->x.bias.h ? a->heads : 1) * (a->x.bias.b ? a->batch : 1);
 }
-/* Returns true if the forward kernel adds the bias by a matrix product (X_KEYS). This needs a bias that all queries
- * share. It also needs more than one tile of queries, so that the operand is read more often than it is made. The
- * operand may have at most 1 GB. */
+/* Returns true if the forward kernel adds the bias by a matrix product (X_KEYS). All queries must share the bias, and
+ * there must be more than one tile of queries. */
 static bool te__attn_bias_in_keys(const te__attn_kargs *a, int keys) {
     return a->x.bias.dt != TE_DTYPE_NONE && a->x.bias.i == 0 && a->s_q > 128 &&
            te__attn_line_bytes(a, keys) <= (int64_t)1 << 30;
 }
-/* Launches attn_bias_line, which turns a bias that all queries share into an operand of a matrix product. Returns where
- * the operand is. The unit of its strides is one key, 16 bytes. */
+/* Launches attn_bias_line, which makes the operand of a bias that all queries share. The strides of the result count
+ * keys of 16 bytes. */
 static te__attn_table te__attn_plan_line(te__plan *p, const te__attn_kargs *a, int keys, float factor) {
     const te__attn_table *bias = &a->x.bias;
     const int64_t batch = bias->b ? a->batch : 1, heads = bias->h ? a->heads : 1, row = te__round_up(a->s_kv, keys);
@@ -180,8 +172,7 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     te__attn_bits bits;
     te__attn_table line = TE_ZERO;
     te__attn_hopper_heads(a, &d, &d_v);
-    /* With 192 channels the kernel steps over 96 keys, which may lie in two blocks of a block mask. With 256 channels
-     * it steps over 64 keys, which lie in one block of the mask, because such a block has 128 keys. */
+    /* A block of a block mask has 128 keys. 64 keys lie in one block, but 96 keys (d_v of 192) may lie in two. */
     if (a->x.blocks.dt != TE_DTYPE_NONE && d_v == 192) d = d_v = 256;
     /* Tiles of 192 rows take fewer cycles per row. But if there are few of them, more of the chip is idle. */
     waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2;
@@ -260,7 +251,7 @@ static te_result te__attn_bwd_too_large(te__plan *p, const te__attn_kargs *a) {
 }
 
 /* Plans the backward pass for heads above 128 channels. dK and dV of 128 keys would not fit into registers. So one
- * kernel computes dK and dV of 64 keys, and another one dQ. */
+ * kernel computes them for 64 keys, another one dQ. */
 static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
                                         te__attn_bits *bits) {
     const int64_t keys = te__div_up(a->s_kv, 64), queries = te__div_up(a->s_q, 128),
@@ -300,15 +291,14 @@ static te_result te__attn_put_bias(te__plan *p, const te__attn_bias_hopper_kargs
     te__plan_with(p, "attn", "attn_bwd_bias_put", blocks, 256, k, sizeof(*k));
     return p->result;
 }
-/* Returns true if the kernel for dK and dV also makes the gradient of the bias, from sums along rows of dS^T (X_SUMS).
- * This needs a bias that all queries share. The bias must have one head, or one head for each head of keys. */
+/* Returns true if the kernel for dK and dV also makes the gradient of the bias (X_SUMS). All queries must share the
+ * bias. */
 static bool te__attn_bias_in_sums(const te__attn_kargs *a) {
     const te__attn_extra *x = &a->x;
     return te__max(a->d, a->d_v) <= 128 && x->dbias_i == 1 && x->dbias_b > 0 &&
            (x->dbias_h == 1 || (x->dbias_h == a->heads && a->heads == a->groups));
 }
-/* Launches the kernel that makes dB from the sums of attn_bwd_hopper.cu with X_SUMS. It adds up the sums of all
- * sequences and heads that share the bias. */
+/* Launches the kernel that makes dB from X_SUMS's sums. It adds up all sequences and heads that share the bias. */
 static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_kargs *from) {
     const te__attn_extra *x = &from->a.x;
     const int64_t of_batch = from->bias_row * from->a.groups;
@@ -320,16 +310,13 @@ static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_k
     k.to.p = from->bias_sum;
     k.to.b = of_batch;
     k.to.h = from->bias_row;
-    k.parts = (heads ? from->a.groups : 1) * (batch ? from->a.batch : 1); /* the parts of a sequence are adjacent, one
-                                                                           * for each head */
+    k.parts = (heads ? from->a.groups : 1) * (batch ? from->a.batch : 1); /* adjacent for each sequence */
     k.part = heads || !batch ? from->bias_row : of_batch;
     return te__attn_put_bias(p, &k);
 }
 
-/* Plans the backward pass. It has three kernels: attn_bwd_rows (lse2 and delta), attn_bwd_hopper (products) and
- * attn_bwd_put (dQ from its sums). `rows` is the number of rows of lse2 and delta that attn_bwd_rows handles. With
- * dropout, heads of up to 64 channels use the kernel for 128 channels, because the kernel for 64 has no registers for
- * dropout's bits. */
+/* Plans the backward pass. `rows` is the number of rows of lse2 and delta that attn_bwd_rows handles. The kernel for 64
+ * channels has no registers for dropout's bits. */
 static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
                                           te__attn_bits *bits) {
     const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
@@ -360,8 +347,7 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     k.order.counter = te__plan_counters(p);
     k.order.tiles = (int)blocks;
     k.order.rows = (int)keys;
-    k.order.together = te__min(a->groups <= 8 ? 8 : 16, a->groups * a->batch); /* number of heads whose blocks
-                                                                                * alternate */
+    k.order.together = te__min(a->groups <= 8 ? 8 : 16, a->groups * a->batch); /* heads whose blocks alternate */
     te__attn_launch_rows(p, &k, rows, d);
     l = te__attn_launch_bwd(p, &k, "attn_bwd_hopper", blocks, 384, TE__ATTN_BWD_SHARED(d), d, d);
     if (tiles_of_bias) te__launch_option(l, "X_TILES", 1);
@@ -371,12 +357,10 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     return sums ? te__attn_put_bias_sums(p, &k) : p->result;
 }
 
-/* How many tiles of dB (the gradient of the bias), or parts of the sums of tiles, keep a chip busy. If there are fewer
- * tiles, the sum of each is cut into parts. The number of parts depends on sizes only, not on the chip. A bias that all
- * queries share needs more tiles, because its tiles have different amounts of work. */
+/* The number of tiles of dB that keeps a chip busy. Fewer tiles are cut into partial sums. It does not depend on the
+ * chip, so that the bits do not. Tiles of a shared bias are uneven. */
 enum { TE__ATTN_BIAS_TILES = 264, TE__ATTN_BIAS_TILES_SHARED = 1056 };
-/* Plans the gradient of the bias, which is computed from lse2 and delta. If the kernel for dK makes it
- * (te__attn_bias_in_sums), there is nothing to plan. */
+/* Plans the gradient of the bias, after lse2 and delta. Nothing to plan with te__attn_bias_in_sums. */
 static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a, const char *mod,
                                            const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;

@@ -1,12 +1,13 @@
-// ops/attn/hopper.cuh: products by wgmma, tiles in shared memory, and the keys that a tile of queries needs, for all
-// attention kernels of sm_90a. This file must not depend on a kernel's pipeline.
+// ops/attn/hopper.cuh: products by wgmma, tiles in shared memory, and the keys of a tile of queries, for all attention
+// kernels of sm_90a. It must not depend on a kernel's pipeline.
 //
-// A matrix of 16-bit channels is in shared memory as TMA writes it: in panels of 64 channels, with rows of 128 bytes
-// and the 128-byte swizzle. If the head size is not a multiple of 64, only a part of the last panel is read.
+// Shared memory holds a matrix of 16-bit channels in panels of 64 channels: rows of 128 bytes, with TMA's 128-byte
+// swizzle.
 //
-// Options: X_DT (bf16, f16), X_D (channels of q and k), X_D_V (channels of v and o), X_BLOCKS (1: there is a block
-//          mask; default 0). X_D and X_D_V are 64, 96, 128, 192 or 256. If the heads have fewer channels, the
-//          additional channels are zeros.
+// Options:
+// - X_DT: bf16, f16.
+// - X_D: channels of q and k. X_D_V: channels of v and o. Both are 64, 96, 128, 192 or 256. Missing channels are zeros.
+// - X_BLOCKS: 1: there is a block mask; default 0.
 #pragma once
 #include "device/hopper.cuh"
 #include "ops/attn/attn.cuh"
@@ -26,9 +27,8 @@ enum { BLOCKS = X_BLOCKS };
 
 TE_DEV constexpr int te_panels(int d) { return (d + 63) / 64; }
 
-// Computes d = A B (with FRESH) or d += A B, for 64 rows and 2 N columns, over 16 elements along k. A and B are in
-// shared memory, described by the descriptors a and b. A_T and B_T are 0 for a K-major operand and 1 for an MN-major
-// one.
+// Computes d = A B (FRESH) or d += A B: 64 rows, 2 N columns, 16 elements along k. a and b are descriptors. A_T, B_T:
+// 0: K-major; 1: MN-major.
 template <int A_T, int B_T, bool FRESH, int N> TE_DEV void te_multiply(float (&d)[N], te_u64 a, te_u64 b) {
     static_assert(A_T <= B_T, "of the products of attention");
 #define TE__FLAGS(n, flags)                                                                   \
@@ -62,8 +62,7 @@ template <int N> TE_DEV void te_multiply(float (&d)[N], const te_u32 *a, te_u64 
 
 // Rounds two f32 to 16-bit values and returns them in one word. `lo` is in the low half.
 TE_DEV te_u32 te_pack16(float lo, float hi) { return te_f32x2_to_half(lo, hi, X_DT); }
-// Converts a warpgroup's accumulator of 64 rows to operand A of the next product. There are four words for every 16
-// columns.
+// Converts a warpgroup's accumulator of 64 rows to operand A of the next product: four words for every 16 columns.
 template <int N> TE_DEV void te_pack16(te_u32 (&p)[N / 2], const float (&s)[N]) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++) p[i] = te_pack16(s[2 * i], s[2 * i + 1]);
@@ -85,9 +84,8 @@ TE_DEV const te_u8 *te_blocks_of(const te__attn_kargs &a, int b, int h, int i) {
     const te__attn_table &t = a.x.blocks;
     return (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
 }
-// Looks at the blocks begin .. end - 1, of BN keys each. Returns the number of the last block that is not empty in the
-// block mask, or begin - 1 if all are empty. `full` becomes true if that block is TE_ATTN_BLOCK_FULL. All 32 threads of
-// the warp must call this function.
+// Returns the last block of begin .. end - 1 (BN keys each) that is not empty in the block mask, or begin - 1. `full`:
+// that block is TE_ATTN_BLOCK_FULL. All 32 threads of the warp must call this function.
 template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, bool &full) {
     const int lane = threadIdx.x & 31;
     for (; end > begin; end -= 32) {
@@ -100,7 +98,7 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, 
     }
     return begin - 1;
 }
-// Returns the same number as the function above, without `full`. A single thread of a warp can call this function.
+// Returns the same number without `full`. A single thread may call this function.
 template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) {
     for (; end > begin; end -= 8) { // eight loads at a time
         te_u32 seen = 0;
@@ -113,20 +111,19 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) 
     return begin - 1;
 }
 
-// A tile of BM queries of a head, and the blocks of BN keys that any of these queries sees. These blocks have the
-// numbers begin .. end - 1. The producer finds a tile, and passes it to the consumers through shared memory.
+// A tile of BM queries of a head. Blocks begin .. end - 1, of BN keys each, have the keys that any of these queries
+// sees.
 //
-// Tiles are numbered so that the thread blocks that run at the same time work on `together` heads, whose keys stay in
-// the L2 cache. The last rows of each head come first, because they have the most work under a causal mask.
-// Without BY_HEAD, neighbours in this order are heads of one sequence. With BY_HEAD, they are the same head of several
-// sequences, which may share a bias.
+// Numbers of tiles go through `together` heads at a time, so that their keys stay in the L2 cache. The last rows of
+// each head come first: a causal mask gives them the most work. Neighbouring numbers are heads of one sequence. With
+// BY_HEAD they are one head of several sequences, which may share a bias.
 template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     int begin, end;
     int row, head, batch;
     int s_q, s_kv, lo, hi;      // as in te__attn_seq
     int q_at, kv_at, q_end;
-    // Blocks of keys from number hidden_from on, and those before number hidden_to, may have keys that a row does not
-    // see. In all other blocks every row sees every key that exists.
+    // Only blocks of keys from number hidden_from on, and those before number hidden_to, may have keys that a row does
+    // not see.
     int hidden_from, hidden_to;
     // true: the last block of keys reaches beyond the sequence, into memory that may have any content
     bool tail;
@@ -151,8 +148,7 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
         q_at = (int)seq.q_at, kv_at = (int)seq.kv_at;
         const int last = min(row + BM, s_q) - 1;
         begin = max(0, row + lo) / BN;
-        end = row < s_q ? (min(s_kv, last + hi + 1) + BN - 1) / BN : 0; // if the sum is negative, `end` becomes 0 or
-                                                                        // less
+        end = row < s_q ? (min(s_kv, last + hi + 1) + BN - 1) / BN : 0; // may be negative
         if (BLOCKS && begin < end) end = te_last_seen<BN>(te_blocks_of(a, batch, head, row), begin, end) + 1;
         hidden_from = max(begin, max(0, row + hi + 1) / BN);
         hidden_to = max(begin, (last + lo + BN - 1) / BN);
@@ -164,8 +160,8 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
         te_sts16(to + 32, make_uint4(hi, q_at, q_end, hidden_from));
         te_sts16(to + 48, make_uint4(hidden_to, tail, more, kv_at));
     }
-    // Reads the tile that tell() wrote. Returns false if there are no more tiles. With WARP it takes all values from
-    // lane 0. The compiler then knows that all lanes of the warp have the same values.
+    // Reads the tile that tell() wrote. Returns false if there are no more tiles. WARP tells the compiler that the
+    // values are uniform.
     template <bool WARP> TE_DEV bool hear(te_u32 from) {
         auto one = [](te_u32 x) { return (int)(WARP ? __shfl_sync(TE_ALL, x, 0) : x); };
         uint4 x = te_lds16(from);
@@ -180,13 +176,11 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     }
 };
 
-// The work of one thread block: block n of BK keys of a head of K and V, and the tiles of BQ queries that see any of
-// these keys. The tiles have the numbers m_begin .. m_end - 1, and the last one comes first.
+// Block n of BK keys of a head of K and V, and the tiles m_begin .. m_end - 1 of BQ queries that see any of these keys.
 //
-// As `number` grows, the head changes first, among the `together` heads that run at the same time. Then n changes. The
-// first blocks of keys come first, because they have the most work under a causal mask. Without BY_HEAD, neighbours in
-// this order are heads of one sequence. With BY_HEAD, they are the same head of several sequences, which may share a
-// bias.
+// `number` goes through `together` heads first, then through n. The first keys come first: a causal mask gives them the
+// most work. Neighbouring numbers are heads of one sequence. With BY_HEAD they are one head of several sequences, which
+// may share a bias.
 template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
     int n, head, batch; // head: a head of keys
     int s_q, s_kv, lo, hi, q_at, kv_at, kv_end;
@@ -212,8 +206,8 @@ template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
         return (n + 1) * BK > min(s_kv, m * BQ + hi + 1) || n * BK < m * BQ + BQ - 1 + lo || m * BQ + BQ > s_q;
     }
 };
-// Goes through the tiles of queries of a te_attn_keys, for all query heads that share its head of keys. First come all
-// heads of the last tile, then all heads of the tile before it, and so on.
+// Goes through the tiles of a te_attn_keys, from the last to the first: each tile once for each query head of the
+// group.
 struct te_attn_queries {
     int first, heads, m, head, left;
     template <class KEYS> TE_DEV te_attn_queries(const te__attn_kargs &a, const KEYS &t) {
@@ -225,8 +219,8 @@ struct te_attn_queries {
         if (++head == first + heads) head = first, m--;
     }
 };
-// Goes through the same tiles as te_attn_queries. With a block mask it leaves out tiles that are empty in the mask, and
-// all 32 threads of the warp must call next().
+// As te_attn_queries, but leaves out tiles that a block mask leaves empty. With a block mask all 32 threads of the warp
+// must call next().
 template <int BK, int BQ> struct te_attn_tiles : te_attn_queries {
     bool full; // true: the current tile is TE_ATTN_BLOCK_FULL, so the user's mask hides nothing in it
     template <class KEYS>
@@ -253,20 +247,20 @@ template <int BK, int BQ> struct te_attn_tiles : te_attn_queries {
         }
     }
 };
-// Returns true if this thread of a producer's warp must issue loads. Without a block mask only one thread of the warp
-// runs. With a block mask the whole warp looks for tiles, and its first lane issues the loads.
+// Returns true if this thread of a producer's warp issues loads. Without a block mask only one thread of the warp calls
+// this function.
 TE_DEV bool te_leads() { return !BLOCKS || threadIdx.x % 32 == 0; }
 
-// Returns the index in lse2 and delta of the first query of a sequence, for one head. te__attn_seq has this index as
-// work_at + head * work_head; here it is computed without a te__attn_seq.
+// Returns the index in lse2 and delta of a sequence's first query, for one head: work_at + head * work_head of
+// te__attn_seq.
 TE_DEV te_i64 te_attn_work(const te__attn_kargs &a, int batch, int head, int q_at) {
     if (a.x.packed_q)
         return (q_at + 3) / 4 * 4 + (te_i64)batch * (TE__ATTN_PAD + 4) + head * te__attn_packed_rows(a.x.t_q, a.batch);
     return ((te_i64)batch * a.heads + head) * a.s_pad;
 }
 
-// A thread has an upper row (half 0) and a lower row (half 1). This function writes -inf to the elements of row `half`
-// that are left of column `from` or right of column `to`. Columns are counted from the thread's own first column.
+// Writes -inf to the elements of row `half` (0: upper, 1: lower) left of column `from` or right of column `to`. Columns
+// count from the thread's first one.
 template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, int to) {
 #pragma unroll
     for (int j = 0; j < N / 4; j++)
@@ -275,18 +269,16 @@ template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, 
             if (8 * j + e < from || 8 * j + e > to) s[4 * j + 2 * half + e] = -TE_INF;
 }
 
-// Sets the rows of a tile of 64 rows to 0, beginning with the row number `from`. The whole warpgroup must call this
-// function. It is needed because memory beyond a sequence may have NaN, and 0 times NaN is NaN.
+// Sets rows `from` .. 63 of a tile to 0: memory beyond a sequence may have NaN, and 0 times NaN is NaN. The whole
+// warpgroup must call this function.
 template <int PANELS> TE_DEV void te_clear_rows64(te_u32 tile, int from) {
     for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * 64; i += 128)
         for (int panel = 0; panel < PANELS; panel++) te_sts16(tile + panel * 8192 + 16 * i, make_uint4(0, 0, 0, 0));
 }
 
-// Stores 64 rows of a gradient from a warpgroup's accumulators. A thread's upper row is multiplied by `by[0]`, its
-// lower row by `by[1]`. A factor of 0 gives 0, even if the accumulator is NaN. The rows go through shared memory at
-// address `from` to 64 rows of the view, the first of which is `row`. Only the first `rows` of them belong to the
-// sequence. The others are written only if the tensor is not packed. `named` is the number of a named barrier for the
-// warpgroup.
+// Stores 64 rows of a gradient from a warpgroup's accumulators, through shared memory at `from`. A thread's upper row
+// is multiplied by `by[0]`, its lower row by `by[1]`; 0 gives 0, even for NaN. The first row goes to row `row` of the
+// view. A packed tensor gets the first `rows` rows only. `named` is a named barrier.
 template <int N>
 TE_DEV void te_store_gradient(const float (&d)[N], const float (&by)[2], te_u32 from, const void *map,
                               const te__attn_view &view, bool packed, int d_of_head, te_i64 row, int rows, int head,

@@ -1,8 +1,8 @@
-// ops/attn/hopper_dropout.cuh: which elements of P dropout keeps, for the attention kernels of sm_90a. This file
-// depends on the layout of fragments of S. It must not depend on a kernel's pipeline.
+// ops/attn/hopper_dropout.cuh: the elements of P that dropout keeps, for the attention kernels of sm_90a. It depends on
+// the layout of fragments of S. It must not depend on a kernel's pipeline.
 //
-// Option X_DROPOUT is 0 if there is no dropout. It is 1 if dropout's bits lie in memory (attn_dropout_bits.cu). It is 2
-// if the bits would need too much memory. Then the kernels draw them.
+// X_DROPOUT: 0: none. 1: the bits lie in memory (attn_dropout_bits.cu). 2: they would be too large, so the kernels draw
+// them.
 #pragma once
 #include "ops/attn/hopper_scores.cuh"
 
@@ -13,19 +13,17 @@ TE_DEV void te_ldg16(const void *p, te_u32 *x) {
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "l"(p));
 }
-// Returns the address of the words with dropout's bits of one row, for the keys from j on. `row` is the index of the
-// row in lse2. The words of the next row are four words further.
+// Returns the address of dropout's bits of row `row` (as in lse2) for the keys from j on. The next row is four words
+// further.
 TE_DEV const te_u32 *te_kept(const te__attn_bits &bits, te_i64 row, int j) {
     return bits.words + 4 * (j / 128 * bits.rows + row) + j / 32 % 4;
 }
 
-// Dropout's bits for a thread's part of S. The rows of S are queries, and its N columns are keys. The thread has two
-// rows, 8 apart, and two of every eight columns.
+// Dropout's bits for a thread's part of S, whose rows are queries: two rows, 8 apart, and two of every eight columns.
 template <int N> struct te_keep_rows {
     te_u32 word[2][N / 32];
 
-    // Loads the bits of rows i and i + 8 and columns j .. j + N - 1. The bits of rows beyond the last one may have any
-    // value.
+    // Loads the bits of rows i and i + 8 and columns j .. j + N - 1. Rows beyond the last one may get any bits.
     TE_DEV void load(const te__attn_kargs &a, const te__attn_bits &bits, int b, int h, int q_at, int i, int j) {
         load(a, bits, b, h, te_attn_work(a, b, h, q_at) + i, i, j);
     }
@@ -44,9 +42,8 @@ template <int N> struct te_keep_rows {
             }
         }
     }
-    // Returns a mask for two 16-bit values in one word: columns 8 j + 2 (lane & 3) and the next one. A value that is
-    // kept has all ones, a value that is dropped has zeros. Two shifts move the two bits to sign bits of bytes, which
-    // prmt then spreads.
+    // Returns a mask for two 16-bit values in one word: columns 8 j + 2 (lane & 3) and the next. All ones: kept; zeros:
+    // dropped. prmt spreads the sign bits of bytes.
     TE_DEV te_u32 pair(int half, int j) const {
         const int at = 2 * (threadIdx.x & 3), byte = 8 + j % 4;
         const te_u32 w = word[half][j / 4];
@@ -62,9 +59,8 @@ template <int N> struct te_keep_rows {
     }
 };
 
-// Dropout's bits for a thread's part of S^T. A warp has 16 keys by 64 queries. The thread has two keys, 8 apart, and
-// two of every eight queries. Bit number 2 * (j % 4) + e + 16 * (j / 4) + 8 * half belongs to key number `half` and
-// query 8 j + 2 (lane & 3) + e.
+// Dropout's bits for a thread's part of S^T: 16 keys by 64 queries for each warp. A thread has two keys, 8 apart. Bit 2
+// * (j % 4) + e + 16 * (j / 4) + 8 * half is key `half` and query 8 j + 2 (lane & 3) + e.
 struct te_keep_columns {
     te_u32 bits;
 

@@ -1,16 +1,20 @@
-// ops/attn/hopper_scores.cuh: turns products Q K^T into scores for the attention kernels of sm_90a. Scores may have
-// ALiBi, a bias, a mask of elements and the user's rule for scores and masks (te_score_mod). This file depends on the
-// layout of fragments of S. It must not depend on a kernel's pipeline.
+// ops/attn/hopper_scores.cuh: turns products Q K^T into scores, for the attention kernels of sm_90a. This file depends
+// on the layout of fragments of S. It must not depend on a kernel's pipeline.
 //
-// A score is scale * product + bias - slope |i + delta - j|, changed by the user's rule. S is the fragment in
-// registers. It holds scores divided by the scale, because the softmax multiplies S by scale2. So ALiBi and a bias are
-// divided by the scale before they are added. With the user's rule S holds the scores themselves. With a soft cap there
-// is neither ALiBi nor a bias. Then S holds the tanh, and the softmax multiplies it by the cap.
+// A score is scale * product + bias - slope |i + delta - j|, changed by the user's rule (te_score_mod). S is the
+// fragment in registers:
+// - In general S holds score / scale. So ALiBi and a bias are divided by the scale.
+// - With the user's rule S holds the scores.
+// - With a soft cap S holds the tanh, and ALiBi and a bias are not possible.
 //
-// Options: X_ALIBI (0, 1), X_BIAS (0 or its te_dtype), X_PAIRS (0: a bias is read element by element; 1: two adjacent
-//          elements at a time, since rows start at multiples of two; 2: as 1, and all queries share one row), X_MASK
-//          (0, 1), X_CAP (0, 1; 1 only if X_ALIBI and X_BIAS are 0), X_MOD (attn.cuh).
-//          Plain attention has none of them.
+// Options (plain attention has none):
+// - X_ALIBI: 0, 1.
+// - X_BIAS: 0, or the bias's te_dtype.
+// - X_PAIRS: 0: a bias is read element by element. 1: two adjacent elements at a time. 2: as 1, and all queries share
+//   one row.
+// - X_MASK: 0, 1.
+// - X_CAP: 0, 1.
+// - X_MOD: see attn.cuh.
 #pragma once
 #include "ops/attn/hopper.cuh"
 
@@ -38,24 +42,20 @@ enum {
 
 // Returns the factor that turns S into units of log2. The softmax multiplies S by it.
 TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E : CAP ? a.x.softcap2 : a.scale2; }
-// Returns the factor that turns S into the scores that the user's rule gets. S has products or, with a soft cap, their
-// tanh.
+// Returns the factor that turns S into the scores that the user's rule gets.
 TE_DEV float te_score_scale(const te__attn_kargs &a) { return CAP ? a.x.softcap : a.scale; }
-// If there is a soft cap, replaces products by their tanh. This runs before elements are hidden, so that a hidden
-// element stays -inf. The cap's derivative is 1 - S^2, clamped to 0 .. 1. For a hidden element it then becomes 0
-// without a test.
+// Replaces products by their tanh if there is a soft cap. It must run before elements become -inf: then the derivative
+// 1 - S^2, clamped to 0 .. 1, is 0 for them.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 #pragma unroll
     for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);
 }
-// If there is a soft cap, replaces a thread's products by their tanh. If `near` is true and the arguments of all tanh
-// are from -0.5 to 0.5, it uses a polynomial, which takes half of the operations. `near` must be false for a tile with
-// rows or keys beyond the sequence. They may belong to another sequence, and the result for a sequence must not
-// depend on its neighbours.
+// Replaces a thread's products by their tanh if there is a soft cap. `near` allows a cheaper polynomial. It must be
+// false for a tile with rows or keys beyond the sequence: another sequence must not change the result.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool near) {
     static_assert(N % 16 == 0, "whole parts");
     if (!CAP) return;
-    float fourth = 0.0f; // sum of the fourth powers; if it is at most 1/16, every element is within -0.5 .. 0.5
+    float fourth = 0.0f; // sum of fourth powers; at most 1/16: every element is within -0.5 .. 0.5
 #pragma unroll
     for (int n = 0; n < N; n++) {
         s[n] *= a.x.softcap_in;
@@ -67,8 +67,7 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool
         for (int n = 0; n < N; n++) s[n] = te__attn_tanh_near(s[n], s[n] * s[n]);
     } else {
 #pragma unroll 1
-        // Sixteen elements are computed at a time, because there are no registers for more. The array is rotated, so
-        // that every index is a constant.
+        // There are registers for sixteen results only. The array is rotated, so that every index is a constant.
         for (int part = 0; part < N; part += 16) {
             float of[16];
 #pragma unroll
@@ -87,8 +86,7 @@ TE_DEV float te_slope(const te__attn_kargs &a, int b, int h) {
 // Returns the factor of a bias in units of products.
 TE_DEV float te_bias_scale(const te__attn_kargs &a) { return __fdividef(a.x.bias_scale, a.scale); }
 
-// Loads a word (te_ldg8: two words). No kernel may write the word at the same time. The asm is volatile, so that the
-// compiler does not move the load. Its latency then overlaps with the code after it.
+// Loads a word (te_ldg8: two words), which no kernel may write at the same time. `volatile` keeps the load early.
 TE_DEV te_u32 te_ldg4(const void *p) {
     te_u32 x;
     asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(x) : "l"(p));
@@ -104,15 +102,15 @@ TE_DEV te_u32 te_ldg2(const void *p) {
     return x;
 }
 
-// The bias for a thread's part of S. The rows of S are queries. The part has N elements: two rows, 8 apart, and two of
-// every eight columns.
+// The bias for a thread's fragment of S, whose rows are queries. The N elements are two rows, 8 apart, and two of every
+// eight columns.
 template <int N> struct te_bias_rows {
     enum {
         SIZE = BIAS == TE_F32 ? 4 : 2,
         ROWS = PAIRS == 2 ? 1 : 2,
         OF_PAIR = SIZE / 2,                         // words of two elements
-        AHEAD = ROWS * OF_PAIR == 4 ? N / 8 : N / 4, // number of groups of eight columns that are loaded ahead, as many
-                                                     // as fit into N / 2 registers
+        AHEAD = ROWS * OF_PAIR == 4 ? N / 8 : N / 4, // groups of eight columns that are loaded ahead: as many as fit
+                                                     // into N / 2 registers
         WORDS = AHEAD * ROWS * OF_PAIR
     };
     const char *row[ROWS]; // addresses of the thread's first column in its rows
@@ -120,8 +118,7 @@ template <int N> struct te_bias_rows {
     int count;             // number of columns that exist from the thread's first column on
     te_u32 word[WORDS];
 
-    // Sets the position to rows i and i + 8 and the columns from j on. For rows beyond the last one, the last one is
-    // read. The results of such rows are not stored.
+    // Sets the position to rows i and i + 8 and the columns from j on. A row beyond the last one reads the last one.
     TE_DEV void open(const te__attn_kargs &a, int b, int h, int i, int j) {
         const te__attn_table &t = a.x.bias;
         column = PAIRS ? SIZE : SIZE * t.j;
@@ -130,8 +127,7 @@ template <int N> struct te_bias_rows {
         for (int r = 0; r < ROWS; r++)
             row[r] = (const char *)t.p + SIZE * (b * t.b + h * t.h + min(i + 8 * r, a.s_q - 1) * t.i) + j * column;
     }
-    // Loads two columns from address `from` into the words x and y. With WHOLE both columns must exist. Otherwise only
-    // the first `left` of them exist, and the others become 0.
+    // Loads two columns from address `from` into x and y. Without WHOLE, columns from number `left` on become 0.
     template <bool WHOLE> TE_DEV void two(const char *from, int left, te_u32 &x, te_u32 &y) const {
         if (!WHOLE) x = y = 0;
         if (!WHOLE && left <= 0) return;
@@ -156,8 +152,8 @@ template <int N> struct te_bias_rows {
         if (first + 2 * N - 6 <= count) load_part<true>(first);
         else load_part<false>(first);
     }
-    // Reads all words from a tile of 64 rows in shared memory, in the layout that TMA writes. Returns 0. This 0 is
-    // computed from a word of each load, so that code that uses it waits for all loads.
+    // Reads all words from a tile of 64 rows in shared memory, in TMA's layout. The result is 0, and depends on every
+    // load.
     TE_DEV te_u32 take(te_u32 tile) {
         const int row = threadIdx.x & 127;
         te_u32 any = 0;
@@ -192,10 +188,8 @@ template <int N> struct te_bias_rows {
     }
 };
 
-// Sets a thread's fragment of S to ALiBi's part of the scores: -slope times the distance between query and key. With
-// ADD it adds this part to the fragment instead. `at` is the signed distance for the thread's first element, and
-// `least` is the least signed distance in the warp. Along a row the distance grows by 1 to the next element, and by 8
-// to the next eight columns. In the thread's second row, 8 rows below, the distance is less by 8.
+// Sets a thread's fragment of S to -slope |distance|; ADD adds it. `at` is the first element's distance (key - query).
+// `least` is the warp's least distance.
 template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope, int at, int least) {
     const bool rising = least >= 0, falling = least + 2 * N + 14 <= 0;
     if (rising || falling) { // the distance is linear along a row, so it changes by constants
@@ -213,13 +207,11 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
 }
 
 // ALiBi as an additional matrix product. The rows of S are queries. On one side of the diagonal ALiBi is linear along a
-// row: tilt * (at + column), where `at` is the signed distance (key - query) at column 0. The tensor cores add
-// tilt * column to S. The softmax adds tilt * at, which is the same for a whole row and is called `shift`. tilt is the
-// sum of three bf16 numbers, hi, mid and lo. Column numbers are exact in bf16.
+// row: tilt * (at + column). `at` is key - query at column 0. The tensor cores add tilt * column to S. The softmax adds
+// tilt * at, called `shift`. tilt is the sum of three bf16 numbers. Column numbers are exact in bf16.
 //
-// The product is used only with CUDA up to 13.0. The compiler of 13.5 finds no registers for a product that takes A
-// from registers and adds to S. It then makes all products wait for each other. With newer compilers an addition to
-// each element of S takes the place of the product, after the wait for the other products.
+// The product is used with CUDA up to 13.0 only. The compiler of 13.5 lacks registers for it, and makes all products
+// wait for each other. With newer compilers bend() adds tilt * column.
 struct te_line {
     enum { PRODUCT = __CUDACC_VER_MAJOR__ < 13 || (__CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0) };
     float slope, tilt, shift[2]; // shift: tilt * at, for each of the thread's two rows
@@ -233,8 +225,8 @@ struct te_line {
                  : t == 1 ? te_f32x2_to_half(of - hi - mid, 0.0f, TE_BF16)
                           : 0;
     }
-    // Prepares operand A and the shift. `at` is the signed distance (key - query) for the thread's upper row and
-    // column 0. `first` and `last` are the least and the greatest signed distance in the warp.
+    // Prepares operand A and the shift. `at` is key - query of the thread's upper row and column 0. `first` and `last`
+    // are the warp's least and greatest key - query.
     TE_DEV void start(int at, int first, int last) {
         const bool up = last <= 0, down = !up && first >= 0;
         bent = !up && !down;
@@ -246,16 +238,14 @@ struct te_line {
         shift[1] = tilt * (float)(at - 8);
     }
     TE_DEV static constexpr int bytes(int n) { return 16 * (n + 8); }
-    // Returns the descriptor of a K-major operand without a swizzle. A unit of eight rows and eight elements along k
-    // has 128 bytes. The unit of the next eight rows follows it directly. `next` is the distance in bytes to the next
-    // eight elements along k.
+    // Returns the descriptor of a K-major operand without a swizzle. Eight rows by eight elements along k have 128
+    // bytes. `next` is the distance in bytes to the next eight elements along k.
     TE_DEV static te_u64 desc(te_u32 at, int next) {
         return (te_u64)((at & 0x3ffff) >> 4) | (te_u64)(next >> 4) << 16 | (te_u64)(128 >> 4) << 32;
     }
-    // Writes operand B to shared memory at address `to`. All of the `threads` threads must call this function. B has n
-    // rows of eight elements. Three of the elements are the row's number, the others 0. Eight rows of zeros follow. The
-    // product has 16 elements along k. For elements 8 to 15 of row r it reads row r + 8, so for the last eight rows
-    // it reads these zeros.
+    // Writes operand B to shared memory; all `threads` threads must call this function. B has n rows of eight elements:
+    // three times the row's number, then zeros. Eight rows of zeros follow, because the product reads row r + 8 behind
+    // row r.
     TE_DEV static void columns(te_u32 to, int n, int thread, int threads) {
         for (int i = thread; i < n + 8; i += threads) {
             const float j = i < n ? (float)i : 0.0f;
@@ -265,8 +255,7 @@ struct te_line {
     }
     template <int N> TE_DEV void add(float (&s)[N], te_u32 columns) const {
         if (!PRODUCT) return;
-        // The second half of k is 128 bytes further, where the next rows are. That does no harm, because operand A is 0
-        // there.
+        // The second half of k is the next eight rows. Operand A is 0 there.
         const te_u64 b = desc(columns, 128);
 #define TE__PRODUCT(n) \
     if constexpr (N == n / 2) TE_WGMMA_A_##n("k16.f32.bf16.bf16", ", 1, 1, 0", s, a, b, 1);
@@ -275,9 +264,8 @@ struct te_line {
         TE__PRODUCT(128)
 #undef TE__PRODUCT
     }
-    // Runs after the products, and adds the part of ALiBi that they have not added. If `bent` is true, this is
-    // -slope * distance. Otherwise it is tilt * column if PRODUCT is 0, and nothing if PRODUCT is 1. `at` is the signed
-    // distance for the thread's first element.
+    // Adds the part of ALiBi that the products have not added. It runs after the products. `at` is key - query of the
+    // thread's first element.
     template <int N> TE_DEV void bend(float (&s)[N], int at) const {
         if (!bent) {
 #pragma unroll
@@ -296,10 +284,8 @@ struct te_line {
     }
 };
 
-// Returns a bit for each element of a thread's fragment. Bit number 4 * k + 2 * half + e belongs to row `half` and
-// column 8 k + e. It is 1 if neither the mask of elements nor the user's mask hides the key from the query. i and j are
-// the query and the key of the first element. If `full` is true, the user's mask is not evaluated. STEP is the number
-// of groups of four elements that are loaded at a time.
+// Returns a bit for each element of a thread's fragment; 1: no mask hides the key. Bit 4 * k + 2 * half + e is row
+// `half` and column 8 k + e. The first element is query i and key j. `full`: the user's mask is not evaluated.
 template <int N, bool TRANSPOSED, int STEP = 4>
 TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool full) {
     const te__attn_table &t = a.x.mask;
@@ -327,8 +313,7 @@ TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool
     return bits;
 }
 
-// Returns P for an element s of S in the backward pass. P is 0 if s is -inf. `factor` becomes P times the derivatives
-// of the soft cap and of the user's rule for scores, so that dS = factor (dP - delta).
+// Returns P for an element s of S in the backward pass. Sets `factor`, so that dS = factor (dP - delta).
 TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int h, int i, int j, float &factor) {
     const te_attn_mod mod(a.x);
     float p = te_exp2(fmaf(MOD ? mod.score(s * te_score_scale(a), b, h, i, j) : s, te_softmax_scale2(a), -lse2));
@@ -338,17 +323,16 @@ TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int 
     return p;
 }
 
-// The bias, which S^T has as its initial value. In S^T a row belongs to a key. The bias is loaded one tile ahead
-// without a conversion, or read from a tile that TMA has loaded. start() converts it.
+// The bias as the initial value of S^T, whose rows are keys. load() and take() give it unconverted; start() converts
+// it.
 template <int N> struct te_bias_columns {
     enum { SIZE = BIAS == TE_F32 ? 4 : 2, ONE = PAIRS == 2 };
     TE_DEV static te_u32 element(const char *p) {
         if (BIAS == TE_F32) return te_ldg4(p);
         return te_ldg2(p);
     }
-    // Loads the bias of queries i, i + 1, i + 8, i + 9, ... and keys j and j + 8. If a query or key does not exist,
-    // another one is read in its place. Such elements are hidden later. Each address is computed from the one before
-    // it, because registers cannot hold all addresses.
+    // Loads the bias of queries i, i + 1, i + 8, i + 9, ... and keys j and j + 8. A query or key that does not exist
+    // reads another one. Registers cannot hold all addresses.
     TE_DEV static void load(float (&s)[N], const te__attn_kargs &a, int b, int h, int i, int j) {
         const te__attn_table &t = a.x.bias;
         const te_i64 upper = SIZE * t.j * min(j, a.s_kv - 1), right = SIZE * t.j * min(j + 8, a.s_kv - 1) - upper,
@@ -362,8 +346,7 @@ template <int N> struct te_bias_columns {
             asm volatile("add.s64 %0, %0, %1;" : "+l"(at) : "l"(step));
         }
     }
-    // Reads the bias from a tile in shared memory, in the layout that TMA writes: boxes of 64 queries that are 16 KB
-    // apart. A row has the 64 keys of the warpgroup.
+    // Reads the bias from a tile in TMA's layout: boxes of 64 queries, 16 KB apart. A row has the warpgroup's 64 keys.
     TE_DEV static void take(float (&s)[N], te_u32 tile) {
         const int lane = threadIdx.x & 31, piece = 2 * (threadIdx.x >> 5 & 3) + (lane >> 3 & 1);
 #pragma unroll

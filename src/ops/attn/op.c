@@ -1,5 +1,5 @@
-/* ops/attn/op.c: the defaults and checks of the attention operations, and the kernel arguments (te__attn_kargs) that
- * both backends start from. This file uses tensors. It must not depend on which backend runs. */
+/* ops/attn/op.c: the defaults and checks of the attention operations, and the kernel arguments that both backends start
+ * from. It uses tensors. It must not depend on which backend runs. */
 
 static bool te__attn_pads(te_attn_mask mask) {
     return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
@@ -17,8 +17,7 @@ static te_attn_mask te__attn_mask_of(const te_attn_rule *x) {
 static float te__attn_scale(float given, int64_t d) {
     return given != 0.0f ? given : te__floats_divide(1.0, sqrt((double)d));
 }
-/* Fills in the defaults of a rule that has been checked. d is the head size of q. The backends and the kernels'
- * arguments use the completed rule. */
+/* Fills in the defaults of a rule that has been checked. d is the head size of q. */
 static void te__attn_resolve(te_attn_rule *x, int64_t d) {
     x->mask = te__attn_mask_of(x);
     if (x->mask == TE_MASK_CAUSAL || x->mask == TE_MASK_PADDING_CAUSAL)
@@ -31,8 +30,7 @@ static void te__attn_resolve(te_attn_rule *x, int64_t d) {
 
 /* ---- sizes ---- */
 
-/* Returns the layout of k and v. A paged cache is [pages, page_size, G, d]. This is TE_BSHD with a page in the place of
- * a sequence. */
+/* Returns the layout of k and v. A paged cache [pages, page_size, G, d] is TE_BSHD: a page is a sequence. */
 static te_qkv_format te__attn_kv_format(const te_op_attn_fwd_args *a) {
     return a->rule.kv_bshd || a->rule.page_table ? TE_BSHD : a->format;
 }
@@ -99,8 +97,8 @@ static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *nam
                     te__dims_text(ndim, shape, want));
 }
 
-/* Checks that x is given if `wanted` is true, and is NULL if `wanted` is false. `with` is the option that needs x, for
- * the message. */
+/* Checks that x is given if `wanted` is true, and is NULL otherwise. The message names `with`, the option that needs
+ * x. */
 static te_result te__attn_want_with(te_ctx *te, const char *op, const char *name, const te_tensor *x, bool wanted,
                                     const char *with) {
     if (!x == !wanted) return TE_OK;
@@ -109,8 +107,8 @@ static te_result te__attn_want_with(te_ctx *te, const char *op, const char *name
              : te__fail(te, TE_ERR_STATE, "%s: rule.%s is NULL; %s needs it", op, name, with);
 }
 
-/* Checks that x has four dimensions, and that each is 1 or the size in [b, heads, s_q, s_kv]. If `whole` is true, the
- * last one must be s_kv. */
+/* Checks that x has four dimensions, each of size 1 or as in [b, heads, s_q, s_kv]. `whole`: the last one must be
+ * s_kv. */
 static te_result te__attn_want_table(te_ctx *te, const char *op, const char *name, const te_tensor *x,
                                      const te__attn_sizes *s, bool whole) {
     char text[TE__SHAPE_TEXT];
@@ -128,8 +126,7 @@ static te_result te__attn_want_table(te_ctx *te, const char *op, const char *nam
                     (long long)full[3], whole ? "" : " or 1");
 }
 
-/* Checks the shape of the block mask x. It must have one te_attn_block for each block of TE_ATTN_BLOCK_SIZE queries
- * and TE_ATTN_BLOCK_SIZE keys, up to the ends of the longest sequences. */
+/* Checks the shape of the block mask x: one te_attn_block for TE_ATTN_BLOCK_SIZE queries by TE_ATTN_BLOCK_SIZE keys. */
 static te_result te__attn_want_blocks(te_ctx *te, const char *op, const te_tensor *x, const te__attn_sizes *s) {
     const int64_t rows = te__div_up(s->s_q, TE_ATTN_BLOCK_SIZE), columns = te__div_up(s->s_kv, TE_ATTN_BLOCK_SIZE);
     char text[TE__SHAPE_TEXT];
@@ -251,9 +248,8 @@ static te_result te__attn_check_fp8(te_ctx *te, const char *op, const te_attn_fp
     return r == TE_OK ? te__want_numel(te, op, "fp8.dp_amax", f->dp_amax, 1) : r;
 }
 
-/* Checks that the starts of sequences do not descend, and that every sequence ends within `rows`. If `padded` is not
- * NULL, every sequence must end before the next one begins. `at` has the b + 1 cumulative lengths without padding, and
- * `padded` those with padding. Both are in host memory, and may be NULL. */
+/* Checks that starts do not descend, and that every sequence ends within `rows` and, with `padded`, before the next
+ * one. `at` and `padded` are cumulative lengths [b + 1] without and with padding; NULL: not given. */
 static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *name, const int32_t *at,
                                        const int32_t *padded, int64_t b, bool packed, int64_t rows) {
     const int32_t *start = padded ? padded : at;
@@ -274,15 +270,13 @@ static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *n
     }
     return TE_OK;
 }
-/* Returns the tensors of a rule that say where rows are: cumulative lengths, cumulative lengths with padding, and the
- * page table. */
+/* Returns the tensors of a rule that say where rows are. */
 enum { TE__ATTN_PLACES = 5 };
 static void te__attn_places(const te_attn_rule *x, const te_tensor *places[TE__ATTN_PLACES]) {
     places[0] = x->cu_seqlens_q, places[1] = x->cu_seqlens_q_padded, places[2] = x->cu_seqlens_kv,
     places[3] = x->cu_seqlens_kv_padded, places[4] = x->page_table;
 }
-/* Checks the numbers in the tensors of te__attn_places. `at` has these numbers in host memory, or NULL for a tensor
- * that is not given. */
+/* Checks the numbers in the tensors of te__attn_places. `at` has these numbers in host memory; NULL: not given. */
 static te_result te__attn_check_places(te_ctx *te, const char *op, const te_op_attn_fwd_args *a,
                                        const int32_t *const at[TE__ATTN_PLACES]) {
     const te__attn_sizes s = te__attn_sizes_of(a);
@@ -311,9 +305,8 @@ static te_result te__attn_check_lengths(te_ctx *te, const char *op, const te_op_
     for (i = 0; i < TE__ATTN_PLACES; i++) at[i] = (const int32_t *)te__data(places[i]);
     return te__attn_check_places(te, op, a, at);
 }
-/* Checks the cumulative lengths and page ids in the tensors of te__attn_places if these tensors are in a GPU's memory.
- * For this check they are copied to the host, so it is made only in debug mode. Without debug mode the kernels limit
- * the lengths and ids so that no row is outside of its tensor. */
+/* Checks the numbers in the tensors of te__attn_places on a GPU, by a copy in debug mode. Without debug mode the
+ * kernels limit them to rows that exist. */
 static te_result te__attn_check_on_device(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
     const te_tensor *places[TE__ATTN_PLACES];
     int32_t *at[TE__ATTN_PLACES] = {NULL, NULL, NULL, NULL, NULL};
@@ -461,9 +454,8 @@ static te__attn_table te__attn_table_of(const te_tensor *x) {
     return t;
 }
 
-/* Returns dropout's probability p, rounded as the kernels use it. If p is below 1/64, it becomes a multiple of 2^-16.
- * Otherwise it becomes a multiple of 1/4096, which differs from p by less than 1 %. For multiples of 1/4096 the four
- * lowest of the 16 bits of te__attn_threshold are 0, so a quarter of the random bits need not be drawn. */
+/* Returns dropout's probability p as the kernels use it: a multiple of 2^-16 below 1/64, otherwise of 1/4096. Multiples
+ * of 1/4096 save a quarter of the random bits (te__attn_threshold). */
 static float te__attn_used_p(float p) {
     const float steps = p < 1.0f / 64.0f ? 65536.0f : 4096.0f;
     return p < 1.0f ? fminf(rintf(p * steps), steps - 1.0f) / steps : 1.0f;
@@ -497,8 +489,7 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->mask = te__attn_table_of(in->attention_mask);
     x->blocks = te__attn_table_of(in->block_mask);
     x->bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? in->softmax_scale : 1.0f;
-    /* A cap of 1e18 or more would change only scores above 1e14. With such scores the softmax gives all weight to one
-     * key anyway. */
+    /* A cap of 1e18 or more changes only scores above 1e14. Then the softmax gives all weight to one key anyway. */
     x->softcap = in->softcap < 1e18f ? in->softcap : 0.0f;
     /* softcap_in must be finite, because it may be multiplied by a product that is 0 */
     x->softcap_in =
@@ -511,8 +502,7 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->sink = te__f32_data(in->softmax_offset);
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) {
         x->aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
-        /* Where an index is outside of the tensor, kernels load element 0 instead. So `aux` must be a valid address
-         * even if the tensor has no elements. */
+        /* Kernels load element 0 for an index outside of the tensor. So `aux` must be valid even without elements. */
         x->aux[i] = x->aux_n[i] ? te__data(in->score_mod.aux[i]) : k->q.p;
     }
     x->on = te__has_score_mod(&in->score_mod) || x->softcap > 0.0f || te__attn_pads(in->mask) || in->attention_mask ||
@@ -529,8 +519,7 @@ static void te__attn_told_fp8(te__attn_extra *x, const te_attn_fp8 *in, bool bac
     x->on = x->on || x->s_dt || x->dp_dt;
 }
 
-/* Returns the kernels' arguments for args that have been checked, without the memory that a backend adds. `back` has
- * the args of the backward pass. It is NULL in the forward pass. */
+/* Returns the kernels' arguments for checked args, without the backend's memory. `back` is NULL in the forward pass. */
 static te__attn_kargs te__attn_problem_of(const te_op_attn_fwd_args *a, const te_op_attn_bwd_args *back) {
     const te__attn_sizes s = te__attn_sizes_of(a);
     const te_qkv_format kv = te__attn_kv_format(a);

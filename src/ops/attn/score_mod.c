@@ -1,5 +1,5 @@
 /* ops/attn/score_mod.c: checks the user's expressions for scores and masks (te_score_mod), and writes the text that
- * kernels include. This file handles text. It must not depend on attention. */
+ * kernels include. It must not depend on attention. */
 
 static bool te__has_score_mod(const te_score_mod *m) {
     return m->score_mod || m->mask_mod || m->score_fn || m->mask_fn;
@@ -17,8 +17,8 @@ static const char *te__score_mod_text(const te_score_mod *m, int i, const char *
     return i == 0 ? m->score_mod : i == 1 ? m->score_mod_bprop : m->mask_mod;
 }
 
-/* Returns true if an expression may use the name that has n characters and begins at `at`. `mask` is true for the
- * expression mask_mod, which has no `score`. */
+/* Returns true if an expression may use the name of n characters at `at`. `mask`: the expression is mask_mod, without
+ * `score`. */
 static bool te__score_mod_knows(const te_score_mod *m, bool mask, const char *at, size_t n) {
     static const char *const names[] = {"score",  "b",     "h",        "q_idx", "kv_idx", "true",   "false",
                                         "float",  "int",   "INFINITY", "abs",   "min",    "max",    "fminf",
@@ -33,10 +33,8 @@ static bool te__score_mod_knows(const te_score_mod *m, bool mask, const char *at
     return false;
 }
 
-/* Returns true if the character text[i] must be refused, because an expression with it could reach any memory. Such a
- * character assigns a value, takes or follows an address, begins a lambda, or begins a digraph (which stands for a
- * bracket). `behind` is true if an operand ends just before the character. Then `*` is a product, `&` is a bitwise
- * and, and `[` begins an index. */
+/* Returns true if text[i] must be refused: an assignment, an address, a lambda or a digraph could reach any memory. If
+ * an operand ends before the character (`behind`), `*`, `&` and `[` are harmless. */
 static bool te__score_mod_escapes(const char *text, size_t i, bool behind) {
     const char c = text[i], next = text[i + 1], last = i ? text[i - 1] : 0;
     if ((c == '*' || c == '&' || c == '[') && !behind) return true;
@@ -47,8 +45,7 @@ static bool te__score_mod_escapes(const char *text, size_t i, bool behind) {
            (!last || !strchr("=!<>", last) || (i > 1 && last != '=' && last != '!' && text[i - 2] == last));
 }
 
-/* Checks an expression's characters, brackets and names, and that its operators and punctuation are in places where
- * they are allowed. The compiler checks the rest. */
+/* Checks an expression's characters, brackets, names and operators. The compiler checks the rest. */
 static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_score_mod *m, const char *name,
                                           const char *text) {
     static const char marks[] = " .,+-*/%()[]<>=!&|^~?:";
@@ -134,8 +131,7 @@ static te_result te__score_mod_check_gradient(te_ctx *te, const char *op, const 
                     m->score_mod && !m->score_mod_bprop ? "score_mod_bprop is" : "score_bprop_fn is");
 }
 
-/* Checks that the user gave the score and mask rules as the backend needs them: as expressions for CUDA, as functions
- * for the CPU. */
+/* Checks that the rules are given as the backend needs them: expressions for CUDA, functions for the CPU. */
 static te_result te__score_mod_check_form(te_ctx *te, const char *op, const te_score_mod *m, bool cuda) {
     const bool score = cuda ? m->score_fn && !m->score_mod : m->score_mod && !m->score_fn,
                mask = cuda ? m->mask_fn && !m->mask_mod : m->mask_mod && !m->mask_fn;
@@ -156,9 +152,8 @@ static te_result te__score_mod_check_form(te_ctx *te, const char *op, const te_s
 
 /* ---- the text ---- */
 
-/* Finds out whether a division by the number at `at` may become a product with its reciprocal. If so, returns how many
- * characters the number has, otherwise 0. The number must have digits, one point and an f at its end. It must be short,
- * so that its reciprocal is a normal float. */
+/* Returns the length of the number at `at` if a division by it may become a product, otherwise 0. The number must be
+ * short, so that its reciprocal is normal. */
 static size_t te__score_mod_divisor(const char *at) {
     size_t n = 0, points = 0;
     for (; te__is_digit(at[n]) || at[n] == '.'; n++) points += at[n] == '.';
@@ -167,8 +162,8 @@ static size_t te__score_mod_divisor(const char *at) {
                ? n + 1
                : 0;
 }
-/* Returns true if the expression may be discontinuous, for example by floorf. At a discontinuity, the error of up to
- * 2 ulp that te__score_mod_put makes may change the value much. */
+/* Returns true if the expression may be discontinuous. There an error of 2 ulp (te__score_mod_put) may change the value
+ * much. */
 static bool te__score_mod_has_steps(const char *text) {
     static const char *const words[] = {"floorf", "ceilf", "truncf", "rintf", "fmodf", "int", "==", "!=", "<", ">"};
     int i;
@@ -176,9 +171,8 @@ static bool te__score_mod_has_steps(const char *text) {
         if (strstr(text, words[i])) return true;
     return false;
 }
-/* Writes the expression of a score or of its derivative. A division by a constant, such as `score / 50.0f`, becomes
- * `score * (1.0f / 50.0f)`. An exact division takes as long as ten products. The product differs from the exact
- * quotient by at most 2 ulp. */
+/* Writes the expression of a score or of its derivative. `score / 50.0f` becomes `score * (1.0f / 50.0f)`, up to 2 ulp
+ * off. An exact division takes as long as ten products. */
 static void te__score_mod_put(te__text *out, const char *text) {
     size_t i = 0;
     while (text[i]) {

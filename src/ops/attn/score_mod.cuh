@@ -1,6 +1,5 @@
-// ops/attn/score_mod.cuh: the user's expressions on scores and masks. A launch with expressions replaces this text by
-// the text that score_mod.c writes for them. The text here serves only te_kcheck, a tool that compiles all kernels. It
-// has three typical examples: ALiBi with the user's slopes, a soft cap, and documents that do not see each other.
+// ops/attn/score_mod.cuh: the user's expressions on scores and masks. For a launch with expressions, score_mod.c writes
+// another text in its place. This text has three examples for te_kcheck, which compiles all kernels.
 #if X_MOD == 1
 #define TE_AUX0 TE_F32
 #define TE_MOD_SCORE (score - aux0[h] * fabsf(q_idx - kv_idx))

@@ -1,9 +1,8 @@
-// ops/attn/sparse.cuh: the tiles of sparse attention. A block of four warps computes eight heads of one query, two
-// heads in each warp. It goes through the query's list of keys, one tile at a time, in f32. For the scores, each lane
-// takes one key of the tile. For sums over the keys, lane `lane` takes the channels lane + 32 t; the keys lie in shared
-// memory.
+// ops/attn/sparse.cuh: the tiles of sparse attention, in f32. A block of four warps computes eight heads of one query.
+// It goes through the query's list of keys, one tile at a time. For scores, a lane has one key. For sums over keys, it
+// has channels lane + 32 t.
 //
-// Option X_DT: the te_dtype of q, kv, o and their gradients. It is set only if all of them have the same dtype.
+// X_DT: the te_dtype of q, kv, o and their gradients, set only if all have the same.
 #pragma once
 #include "ops/attn/attn.cuh"
 
@@ -21,8 +20,7 @@
 #define TE_SPARSE_WIDE 4
 #endif
 
-// The load and store functions of sparse attention. Kernels from embedded PTX use two small functions that know f32,
-// bf16 and f16 alone. Other kernels use te_load and te_store.
+// Kernels from embedded PTX use two small functions that know f32, bf16 and f16 alone.
 #ifdef TE_SMALL
 static __device__ __noinline__ float te_sparse_load(const void *p, te_i64 i, int dt) {
     if (dt == TE_F32) return ((const float *)p)[i];
@@ -57,8 +55,7 @@ TE_DEV int te_sparse_key(const te__sparse_attn_kargs &a, const int *list, int k)
     return key >= 0 && key < a.s_kv ? key : -1;
 }
 
-// Copies eight heads of a query to shared memory as f32. Channels from d on become 0, and so do heads that do not
-// exist.
+// Copies eight heads of a query to shared memory as f32. Missing heads and channels become 0.
 TE_DEV void te_sparse_heads(float *dst, int ld, const te__attn_view &x, const te_sparse_place &at, int heads, int d) {
 #pragma unroll 1
     for (int c = threadIdx.x; c < TE__SPARSE_ROWS * ld; c += 128) {
@@ -68,9 +65,8 @@ TE_DEV void te_sparse_heads(float *dst, int ld, const te__attn_view &x, const te
     }
 }
 
-// Copies the keys of the entries k0 .. k0 + tile - 1 of a query's list to dst in shared memory. An entry without a key
-// gets a row of zeros. If no entry has a key, nothing is copied. Otherwise there is one barrier before the copy and one
-// after it. Returns the index of the key of entry k0 + lane, or -1.
+// Copies the keys of a list's entries k0 .. k0 + tile - 1 to dst; zeros if an entry has no key. If no entry has a key,
+// it copies nothing and has no barriers. Returns the key of entry k0 + lane, or -1.
 TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, const int *list, int b, int k0) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
               mine = lane < a.tile ? te_sparse_key(a, list, k0 + lane) : -1;
@@ -88,8 +84,8 @@ TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, co
     return mine;
 }
 
-// Computes out[r] = the dot product of row r of `mine` and the key of this lane. All lanes read the same `mine`. Rows
-// have d channels; rows of `mine` are padded with zeros to a multiple of four channels.
+// Computes out[r] = the dot product of row r of `mine` and this lane's key, over d channels. `mine` has zeros up to a
+// multiple of four.
 TE_DEV void te_sparse_products(float out[TE_SPARSE_MINE], const float *mine, int ld, const float *key, int d) {
     out[0] = out[1] = 0.0f;
 #pragma unroll 1
@@ -106,8 +102,8 @@ TE_DEV void te_sparse_products(float out[TE_SPARSE_MINE], const float *mine, int
     }
 }
 
-// Computes acc[r][c] = acc[r][c] * shrink[r] + sum over the tile's keys j of weight[j][r] * keys[j][c], for c < d. The
-// rows of acc are ld_acc floats apart. No two lanes touch the same element of acc.
+// Computes acc[r][c] = acc[r][c] * shrink[r] + sum over the tile's keys j of weight[j][r] * keys[j][c], for c < d. Rows
+// of acc are ld_acc floats apart.
 TE_DEV void te_sparse_gather(float *acc, int ld_acc, const float shrink[TE_SPARSE_MINE], const float *weight,
                              const float *keys, int ld, int tile, int d) {
 #pragma unroll 1

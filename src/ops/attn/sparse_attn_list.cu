@@ -1,11 +1,11 @@
-// ops/attn/sparse_attn_list.cu: for each key of sparse attention, lists the queries that read the key, in ascending
-// order. With such a list the gradient of a key is always summed in the same order. The queries of a sequence are
-// cut into chunks. There are three launches, which differ in `step`:
+// ops/attn/sparse_attn_list.cu: lists the queries that read each key of sparse attention, in ascending order. So the
+// gradient of a key is always summed in the same order. The queries of a sequence are cut into chunks. There are three
+// launches, which differ in `step`:
 //   0  One block for each chunk. It counts in cursor[key] how often the chunk's queries name the key.
-//   1  One block for each sequence. It sets start[key] to the sum of the counts of all keys before `key`. It sets
-//      each chunk's cursor[key] to the index in `list` where the chunk's queries that read `key` begin.
-//   2  One block for each chunk. It goes through its queries in order and writes list[cursor[key]++] = the query. If a
-//      query names a key twice, the query stands in the list twice.
+//   1  One block for each sequence. start[key] becomes the sum of the counts of all keys before `key`. Each chunk's
+//      cursor[key] becomes the index in `list` where its queries begin.
+//   2  One block for each chunk. It goes through its queries in order and writes list[cursor[key]++] = the query. A
+//      query that names a key twice is in the list twice.
 //
 // Launch: grid batch * chunks (steps 0 and 2) or batch (step 1), block 256.
 // te:baseline

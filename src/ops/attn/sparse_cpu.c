@@ -1,13 +1,13 @@
 /* ops/attn/sparse_cpu.c: sparse attention on the CPU by the formulas of api/ops_model.h, with sums in double. It
- * converts number formats only through cpu/rows.c. These are the formulas of the backward pass for one query and head,
- * where kv_k is the key of entry k in the query's list:
+ * converts number formats only through cpu/rows.c. The backward pass for one query and head; kv_k is the key of entry k
+ * in the query's list:
  *
  *   dP_k = dO . kv_k      D = dO . O      dS_k = P_k (dP_k - D)      dQ = scale sum_k dS_k kv_k
  *   dKV_j = sum of scale dS_k q + P_k dO over all queries and heads, and over the entries k that name key j
  *   dsink = - sum over queries of e^(sink - lse) D
  *
- * A task of the first pass is a query. A task of the second pass is a key with the list of the queries that read it.
- * Each sum is computed in a fixed order, whichever thread runs the task. */
+ * A task of the first pass is a query. A task of the second pass is a key. Every sum has a fixed order, whichever
+ * thread computes it. */
 
 typedef struct te__sparse_work {
     te__sparse_attn_kargs a;
@@ -37,8 +37,8 @@ static void te__sparse_store(const te__attn_view *x, int64_t b, int64_t h, int64
     te__store_row(x->p, (te_dtype)x->dt, te__attn_row_at(x, b, h, i), n, row);
 }
 
-/* Runs the forward pass of one head of a query. `keys` is [n, d], and its first `seen` rows hold the keys of the query.
- * `scores` is scratch memory of n floats. */
+/* Runs the forward pass of one head of a query, whose keys are the first `seen` rows of `keys`. `scores` is scratch
+ * memory of n floats. */
 static void te__sparse_head_fwd(const te__sparse_attn_kargs *a, const float *keys, int64_t seen, float *scores,
                                 int64_t b, int64_t i, int64_t h) {
     const double sink = a->sinks ? (double)a->sinks[h] : -HUGE_VAL;
@@ -68,8 +68,7 @@ static void te__sparse_head_fwd(const te__sparse_attn_kargs *a, const float *key
     if (a->lse) a->lse[(b * a->heads + h) * a->s_q + i] = (float)(sum == 0.0 ? sink : top + log(sum));
 }
 
-/* Computes dQ and delta of one head of a query. `keys` is [n, d], and its first `seen` rows hold the keys of the
- * query. */
+/* Computes dQ and delta of one head of a query, whose keys are the first `seen` rows of `keys`. */
 static void te__sparse_head_bwd(const te__sparse_attn_kargs *a, const float *keys, int64_t seen, int64_t b, int64_t i,
                                 int64_t h) {
     const int64_t row = (b * a->heads + h) * a->s_q + i;

@@ -1,8 +1,8 @@
-/* ops/attn/sparse_cuda.c: chooses the kernels of sparse attention and their tiles. This file may use te__plan. It must
- * not call the CUDA driver. */
+/* ops/attn/sparse_cuda.c: chooses the kernels of sparse attention and their tiles. It may use te__plan. It must not
+ * call the CUDA driver. */
 
-/* Returns the bytes of shared memory that a block needs, for eight heads of q and o (in the backward pass: of q, dO and
- * dQ), a tile of keys, and the tile's scores. */
+/* Returns a block's bytes of shared memory: eight heads of q and o (backward: q, dO and dQ), a tile of keys, and
+ * scores. */
 static int64_t te__sparse_shared(const te__sparse_attn_kargs *a, bool backward) {
     return 4 * (TE__SPARSE_ROWS * ((backward ? 2 : 1) * TE__ATTN_ROW(a->d) + TE__ATTN_ROW(a->d_v)) +
                 (int64_t)a->tile * TE__ATTN_LANE_ROW(a->d) + (int64_t)TE__SPARSE_ROWS * a->tile);
@@ -42,8 +42,7 @@ static te_result te__cuda_plan_sparse_attn_fwd(te__plan *p, const te_op_sparse_a
     return te__sparse_plan_queries(p, &a, false);
 }
 
-/* Plans the gradient of the sinks. The kernel of dense attention computes it, since dense and sparse attention store
- * lse2 and delta in the same layout. */
+/* Plans the gradient of the sinks by the kernel of dense attention: lse2 and delta have the same layout. */
 static void te__sparse_plan_sinks(te__plan *p, const te__sparse_attn_kargs *a, const te_tensor *dsinks) {
     te__launch *l = te__plan_launch(p, "attn", "attn_bwd_sink");
     te__attn_kargs *k = TE__KARGS(p, l, te__attn_kargs);

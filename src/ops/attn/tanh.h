@@ -1,5 +1,5 @@
-/* ops/attn/tanh.h: tanh without branches, for kernels that compute a tanh for each score. The host's compiler reads
- * this file too: tests compare the function with the C library's tanh. */
+/* ops/attn/tanh.h: tanh without branches, for kernels that compute a tanh for each score. Tests read this file on the
+ * host. */
 #ifndef TE__ATTN_TANH_H
 #define TE__ATTN_TANH_H
 
@@ -25,9 +25,8 @@ static inline float te__tanh_inverse(float x) { return 1.0f / x; }
 #define TE__TANH_FMA(a, b, c) ((a) * (b) + (c)) /* fmaf may be a slow function */
 #endif
 
-/* Returns tanh x with a relative error of at most 6e-7. The formula is x P(x^2) / Q(x^2), with polynomials that
- * minimize the largest relative error on 0 .. 8. Beyond 8, tanh is within 3e-7 of 1. Only one instruction uses the
- * special function unit, because the exponentials of the softmax keep this unit busy. */
+/* Returns tanh x with a relative error of at most 6e-7, as x P(x^2) / Q(x^2). Beyond 8, tanh is within 3e-7 of 1. Only
+ * one instruction uses the special function unit, which the softmax keeps busy. */
 TE__BOTH float te__attn_tanh(float x) {
     const float y = te__tanh_cut(x), u = y * y;
     float p = TE__TANH_FMA(1.14285107e-5f, u, 2.95105223e-3f), q = TE__TANH_FMA(2.45919872e-7f, u, 2.38671857e-4f);

@@ -1,5 +1,4 @@
-// ops/block/block_quantize.cu: quantizes x to FP8. One read of x gives the row-wise copy, the transposed column-wise
-// copy, or both, with their scales.
+// ops/block/block_quantize.cu: quantizes x to FP8 with scales: a row-wise copy, a transposed column-wise copy, or both.
 //
 //   1-D blocks   Each 128 elements of a row (row-wise copy) or of a column (column-wise copy) have a scale.
 //   2-D blocks   Each 128 x 128 elements have a scale.
@@ -10,19 +9,18 @@
 //    rows   |    x eight columns      |
 //           +-------------------------+
 //
-// The amax of a row is reduced over the 16 threads of the row, by shuffles. The amax of a column is reduced over two
-// threads of each warp, and then over the 16 warps in shared memory. Both copies are scaled and rounded from the same
-// registers.
+// The amax of a row is reduced over 16 threads, by shuffles. The amax of a column is reduced over two threads of each
+// warp, then over the 16 warps in shared memory.
 //
-// For the column-wise copy, a thread packs the codes of four rows of one column into a word. The words pass through
-// shared memory (transpose.cuh), so that each store writes 16 bytes.
+// For the column-wise copy, the codes of four rows of one column are a word. The words pass through shared memory
+// (transpose.cuh), so that each store writes 16 bytes.
 //
-// Beyond the edges of x a tile holds zeros, which change no amax. Tiles cover `ld` columns and `ldc` rows, so the
-// padding is written too. A tile that is only padding has no scales.
+// Beyond the edges of x a tile holds zeros. Tiles cover `ld` columns and `ldc` rows, so the padding is written too. A
+// tile that is only padding has no scales.
 //
 // Benchmark: "quantize 1x128 blocks both copies", "quantize 128x128 blocks both copies" in tests/bench/h200.csv.
 //
-// Launch: block 512; the grid has one block for each tile, in row-major order. Any size and any alignment are allowed.
+// Launch: block 512; grid: one block for each tile, in row-major order. Any size and alignment are allowed.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4
@@ -47,9 +45,8 @@
 #endif
 #define PACKED (HELD != TE_F32)
 
-// Does one step of a maximum across lanes. It works on pairs of lanes whose numbers differ in the bit `lane_bit`.
-// Before, both lanes have 2n values. Afterwards each value is the maximum of both lanes' values. The lane with the bit
-// set has the upper n of these maxima, and the other lane has the lower n.
+// One step of a maximum over pairs of lanes that differ in the bit `lane_bit`. Both have 2n values. The lane with the
+// bit set gets the upper n maxima, the other lane the lower n.
 template <int n> TE_DEV void te_halve(float *v, int lane_bit) {
     bool upper = threadIdx.x & lane_bit;
 #pragma unroll
@@ -122,9 +119,8 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS)
         float amax = te_block_max(fmaxf(fmaxf(row_amax[0], row_amax[1]), fmaxf(row_amax[2], row_amax[3])), scratch);
         row_scale = te__block_scale(amax, fp8_max, a.epsilon, a.limit, a.power_of_two);
         if (threadIdx.x < 128) col_scale[threadIdx.x] = row_scale;
-        // Thread 0 writes the tile's scale of the row-wise copy, and thread 4 that of the column-wise copy. If the
-        // scale is the last one of its row, threads 1 to 3 (row-wise) or 5 to 7 (column-wise) write zeros to the
-        // padding.
+        // Thread 0 writes the scale of the row-wise copy, thread 4 that of the column-wise copy. Behind the last scale,
+        // the next three threads write zeros to the padding.
         if (scaled && threadIdx.x < 8) {
             te_i64 blocks_m = te_div_up(a.m, 128), blocks_n = te_div_up(a.n, 128);
             float inverse = threadIdx.x & 3 ? 0.0f : te__rcp_f32(row_scale);

@@ -1,14 +1,13 @@
-/* ops/block/op.c: FP8 quantization with one f32 scale for each block of 1 x 128 or 128 x 128 elements. It has the
- * checks, the CPU's reference and the kernel launches. This file knows where the scales of the row-wise and
- * the column-wise copy lie. It must not depend on how a GPU computes the scales, nor on what the copies are for. */
+/* ops/block/op.c: FP8 quantization with one f32 scale for each block of 1 x 128 or 128 x 128 elements: checks, the
+ * CPU's reference and launches. It must not depend on how a GPU computes the scales. */
 
 enum { TE__BLOCK = 128 };
 
 /* ---- checks ---- */
 
-/* Checks the row-wise or the column-wise copy of a quantized tensor. It has codes [rows, ld] with ld >= cols. Scales of
- * 1 x 128 blocks are [blocks of cols, rows]. Scales of 128 x 128 blocks are [blocks of rows, blocks of cols]. In both
- * cases the last size is rounded up to a multiple of 4, so that four neighbouring scales are 16 aligned bytes. */
+/* Checks the row-wise or the column-wise copy of a quantized tensor: codes [rows, ld], ld >= cols. Scales are [blocks
+ * of cols, rows] for 1 x 128 blocks, [blocks of rows, blocks of cols] for 128 x 128. Their last size is rounded up to
+ * 4, so that four scales are 16 aligned bytes. */
 static te_result te__block_check_copy(te_ctx *te, const char *op, const char *name, const char *scale_name,
                                       const te_tensor *q, const te_tensor *scale_inv, int64_t rows, int64_t cols,
                                       bool two_dimensional) {
@@ -47,8 +46,7 @@ static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_a
                                 a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
 }
 
-/* Returns the scale to use where fp8_max / amax overflows f32: the largest number of x's format, as in
- * TransformerEngine's block kernels. */
+/* Returns the scale where fp8_max / amax overflows f32: the largest number of x's format, as in TransformerEngine. */
 static float te__block_limit(te_dtype dtype) {
     return dtype == TE_F16 ? 65504.0f : dtype == TE_BF16 ? te__bf16_to_f32(0x7f7f) : FLT_MAX;
 }
@@ -62,15 +60,15 @@ typedef struct te__block_job {
     float fp8_max, limit;
 } te__block_job;
 
-/* One tile of x, with zeros beyond the edges of x, and the scales of its rows and columns. A row of `v` is longer than
- * a row of the tile, so that the elements of a column lie in different sets of the cache. */
+/* A tile of x, with zeros beyond the edges of x, and its scales. Rows of `v` are padded, so that a column uses
+ * different cache sets. */
 typedef struct te__block_tile {
     float v[TE__BLOCK][TE__BLOCK + 16];
     float row_scale[TE__BLOCK], col_scale[TE__BLOCK];
 } te__block_tile;
 
-/* Computes the scales of a tile's rows and columns. A NaN counts as 0. The maxima compare bits as integers, because the
- * compiler vectorizes integer maxima. Non-negative floats have the same order as their bits. */
+/* Computes the scales of a tile's rows and columns. A NaN counts as 0. Maxima compare bits, because compilers vectorize
+ * integer maxima. */
 static void te__block_scales(const te__block_job *j, te__block_tile *t) {
     const te_op_block_quantize_args *a = j->a;
     int32_t row[TE__BLOCK], col[TE__BLOCK], largest = 0;
@@ -95,9 +93,9 @@ static void te__block_scales(const te__block_job *j, te__block_tile *t) {
     }
 }
 
-/* Writes a tile's codes and scales to the row-wise or the column-wise copy of x. A copy has `lines` rows of `length`
- * elements. The tile's part is 128 of these rows from line_block * 128 on, and 128 elements of each row from
- * block * 128 on. Codes beyond `length` are padding. Padding has no scales. */
+/* Writes a tile's codes and scales to the row-wise or the column-wise copy of x: `lines` rows of `length` elements. The
+ * tile begins at row line_block * 128 and element block * 128. Codes beyond `length` are padding, which has no
+ * scales. */
 static void te__block_store(const te__block_job *j, const te__block_tile *t, bool columnwise, int64_t line_block,
                             int64_t block, int64_t lines, int64_t length) {
     const te_tensor *q = columnwise ? j->a->col : j->a->row,
@@ -142,8 +140,7 @@ static void te__block_quantize_tiles(void *user, int64_t begin, int64_t end) {
     for (i = begin; i < end; i++) te__block_quantize_tile(j, i / j->tiles_n, i % j->tiles_n, &tile);
 }
 
-/* te__block_tiles_m and te__block_tiles_n return the numbers of tiles along m and n. The tiles also cover the
- * padding. */
+/* Return the numbers of tiles along m and n. The tiles also cover the padding. */
 static int64_t te__block_tiles_m(const te_op_block_quantize_args *a) {
     return te__div_up(te__max(te__rows(a->x), te__cols_of(a->col)), TE__BLOCK);
 }
@@ -167,8 +164,7 @@ static te_result te__cpu_block_quantize(te_ctx *te, const te_op_block_quantize_a
 
 /* ---- CPU: dequantize ---- */
 
-/* Dequantizes bands `begin` to `end` - 1 of y; a band is 128 rows. Column-wise codes are stored transposed: a row of
- * codes is a column of y. 16 rows of y are computed at a time. */
+/* Dequantizes bands `begin` to `end` - 1 of y, of 128 rows each. Column-wise codes are stored transposed. */
 static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
     enum { ROWS = 16 };
     const te_op_block_dequantize_args *a = (const te_op_block_dequantize_args *)user;

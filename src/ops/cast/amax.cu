@@ -1,5 +1,5 @@
-// ops/cast/amax.cu: computes amax = max |x|. NaN is ignored, infinity is kept. Each block writes the largest |x| that
-// it has seen to partial[block]. The block that ends last reduces these numbers to amax.
+// ops/cast/amax.cu: computes amax = max |x|. NaN is ignored, infinity is kept. Each block writes its maximum to
+// partial[block]. The block that ends last reduces them to amax.
 //
 //   x   | head | vector 0 | vector 1 | ...                                       | tail |
 //              |<- block 0: 2048 vectors of 16 bytes ->|<- block 1 ->| ... |<- block 0 again ...
@@ -8,9 +8,8 @@
 //
 // Benchmark: "amax" in tests/bench/h200.csv.
 //
-// Launch: block 512; the grid has at most as many blocks as run at the same time. Each block loops over x, and each
-// thread has four loads in flight at a time. One short block for each 2048 vectors would be slower, since the end of a
-// block takes longer than its loads. Any alignment of at least one element is allowed.
+// Launch: block 512; at most as many blocks as run at the same time. One short block for each 2048 vectors would be
+// slower: the end of a block takes longer than its loads. Any alignment of at least one element is allowed.
 //
 // te:baseline
 // te:row X_DT=3
@@ -22,9 +21,8 @@
 #define X_DT a.x_dt
 #endif
 
-// Returns the maximum of `most` and |w|. For f32, `w` and `most` hold one number each. For bf16 and f16 they hold two
-// numbers, and the maximum is taken of each half. The result is never NaN: if one operand is NaN, the instruction
-// returns the other.
+// Returns the maximum of `most` and |w|: one f32, or two bf16 or f16. If one operand is NaN, the instruction returns
+// the other one.
 TE_DEV te_u32 te_amax_word(te_u32 w, int dt, te_u32 most) {
     te_u32 magnitude = w & (dt == TE_F32 ? 0x7fffffffu : 0x7fff7fffu), r;
     if (dt == TE_F32) return (te_u32)__float_as_int(fmaxf(__int_as_float((int)most), __int_as_float((int)magnitude)));

@@ -1,8 +1,8 @@
 /* ops/cast/cpu.c: the reference of amax, scales, FP8 casts and transpose. Every GPU gives the same bytes as this code.
  * The results do not depend on the number of threads. */
 
-/* Returns the maximum of `largest` and all |x|. A NaN counts as 0. The maximum compares bits as integers, because the
- * compiler vectorizes integer maxima. Non-negative floats have the same order as their bits. */
+/* Returns the maximum of `largest` and all |x|. A NaN counts as 0. Maxima compare bits, because compilers vectorize
+ * integer maxima. */
 static float te__amax_of(const float *x, int64_t n, float largest) {
     int32_t most = (int32_t)te__f32_bits(largest);
     int64_t i;
@@ -46,14 +46,12 @@ static float te__amax_whole(te_ctx *te, const te_tensor *x, float largest) {
                      &j);
     return te__amax_of(j.part, TE__AMAX_PARTS, largest);
 }
-/* Returns the address of element i of x, a vector with one number for each group and any stride. Returns NULL if there
- * is no group i, or if x is NULL. */
+/* Returns the address of element i of x, a vector of any stride, or NULL if there is none. */
 static float *te__of_group(const te_tensor *x, int64_t i) {
     return x && i >= 0 && i < te__numel(x) ? te__f32_data(x) + i * (x->ndim ? x->stride[0] : 0) : NULL;
 }
 
-/* Computes the amaxes of groups `begin` to `end` - 1. If `keep` is set, the old value of an amax counts in the
- * maximum. */
+/* Computes the amaxes of groups `begin` to `end` - 1. With `keep` the old amax counts in the maximum. */
 static void te__amax_groups(void *user, int64_t begin, int64_t end) {
     const te_op_amax_args *a = (const te_op_amax_args *)user;
     const int32_t *group = (const int32_t *)te__data(a->groups);
@@ -96,16 +94,16 @@ static te_result te__cpu_scale_from_amax(te_ctx *te, const te_op_scale_from_amax
 
 /* ---- delayed scaling ---- */
 
-/* Updates one slot (one column of a history, with its scale) as TransformerEngine's fused delayed-scaling update does
- * (common/recipe/delayed_scaling.cu). Row 0 of the history gathers the amax of the current step. Rows 1 .. length - 1
- * hold the amaxes of earlier steps, the newest last. If the step saw no data (`last` is 0), nothing changes. */
+/* Updates one slot (one column of a history, with its scale) as TransformerEngine does
+ * (common/recipe/delayed_scaling.cu). Row 0 gathers the amax of the current step. Rows 1 .. length - 1 hold earlier
+ * steps, the newest last. If `last` is 0, nothing changes. */
 static void te__delayed_slot(float *history, int64_t length, int64_t n, float *scale, float reduced, float scaled_max,
                              bool most_recent) {
     float last = reduced != 0.0f ? reduced : history[0], amax = 0.0f, next;
     int64_t row;
     if (last == 0.0f) return;
     for (row = 1; row < length; row++) {
-        /* The old row 1 is dropped from the history, but still counts in this maximum. A NaN never counts. */
+        /* The old row 1 still counts in this maximum. A NaN never counts. */
         amax = fmaxf(amax, history[row * n]);
         history[row * n] = row + 1 < length ? history[(row + 1) * n] : last;
     }
@@ -167,8 +165,8 @@ typedef struct te__quantize_job {
     float part[64]; /* amax of each part */
 } te__quantize_job;
 
-/* Casts one tile of x into the outputs `row` and `col`, with zeros beyond the edges of x. Returns the maximum of
- * `largest` and the tile's amax. */
+/* Casts one tile of x into `row` and `col`, with zeros beyond the edges of x. Returns the maximum of `largest` and the
+ * tile's amax. */
 static float te__quantize_tile(const te__quantize_job *j, int64_t first_row, int64_t first_col, float largest) {
     uint8_t code[TE__CAST_TILE * TE__CAST_TILE], turned[TE__CAST_TILE * TE__CAST_TILE];
     const te_tensor *x = j->a->x;
@@ -278,8 +276,8 @@ static te_result te__cpu_fp8_dequantize(te_ctx *te, const te_op_fp8_dequantize_a
     return TE_OK;
 }
 
-/* Transposes bands `begin` to `end` - 1. A band is 32 columns of src, which become 32 rows of dst. With such narrow
- * bands, each cache line of src is read completely while it is in the cache. */
+/* Transposes bands `begin` to `end` - 1, of 32 columns of src each. Such a narrow band uses all of a cache line before
+ * it is evicted. */
 static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
     const te_op_transpose_args *a = (const te_op_transpose_args *)user;
     const char *src = (const char *)te__data(a->src);
@@ -302,8 +300,8 @@ static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
             memset(dst + (n * ldd + a->rows) * size, 0, (size_t)((ldd - a->rows) * size));
     }
 }
-/* Transposes bands (32 columns of src each) of 4-bit elements. A byte has two elements, the even one in its low half.
- * Rows are padded to whole bytes. */
+/* Transposes bands of 4-bit elements, 32 columns of src each. The even element is in a byte's low half. Rows are whole
+ * bytes. */
 static void te__transpose_nibbles(void *user, int64_t begin, int64_t end) {
     const te_op_transpose_args *a = (const te_op_transpose_args *)user;
     const uint8_t *src = te__u8_data(a->src);

@@ -26,8 +26,7 @@ static te_result te__plan_amax_groups(te__plan *p, const te_op_amax_args *a) {
     return TE_OK;
 }
 
-/* Plans the amax of a whole tensor, with as many blocks of 512 threads as can run at once. Each block loops over the
- * tensor, and writes its maximum once, at the end. */
+/* Plans the amax of a whole tensor, with as many blocks as can run at once. Each block writes its maximum once. */
 static te_result te__cuda_plan_amax(te__plan *p, const te_op_amax_args *a) {
     te__amax_kargs k = TE_ZERO;
     te__launch *l;
@@ -63,10 +62,8 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_fr
     return te__plan_why(p, "one thread a scale");
 }
 
-/* Plans launches of `kernel` for the states history[i] and scale[i], i < count. Each launch has a table of at most
- * TE__DELAYED_MAX states. A slot is one column of a history, with its scale; one thread block handles `slots_a_block`
- * slots. `with` has the fields that are the same in all tables. with->amaxes holds the amaxes of the slots of all
- * states, or is NULL. */
+/* Plans launches of `kernel` for the states history[i] and scale[i], at most TE__DELAYED_MAX for each. A slot is one
+ * column of a history, with its scale. `with` has the fields that all launches share. */
 static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history,
                              te_tensor *const *scale, int count, const te__delayed_kargs *with) {
     te__launch *l = NULL;
@@ -111,8 +108,8 @@ static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_op_delayed_g
     return te__plan_why(p, "186 states a launch, one thread a slot");
 }
 
-/* te__cast_tiles_m and te__cast_tiles_n return the numbers of tiles along m and n. The tiles also cover the padding.
- * There is at least one tile, even for an empty x, since scale_inv is always written. */
+/* Return the numbers of tiles along m and n, which also cover the padding: at least one tile, because scale_inv is
+ * always written. */
 static int64_t te__cast_tiles_m(const te_op_fp8_quantize_args *a) {
     return te__max(1, te__div_up(te__max(te__rows(a->x), te__cols_of(a->col)), 128));
 }

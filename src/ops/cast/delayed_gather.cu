@@ -1,7 +1,6 @@
 // ops/cast/delayed_gather.cu: copies row 0 of the history of each state into `amaxes`, one state after another.
 //
-// Launch: block 256, one thread for each slot, which is one column of a history; grid: slots of all states / 256
-// rounded up.
+// Launch: block 256, one thread for each column (slot) of a history.
 //
 // te:baseline
 #include "ops/cast/list.cuh"

@@ -1,5 +1,5 @@
-// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states. A state has a history [length,
-// n] and scales [n]; a slot is one column of the history with its scale. te__delayed_slot in cpu.c is the reference.
+// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states. A slot is one column of a
+// history [length, n], with its scale. te__delayed_slot in cpu.c is the reference.
 //
 //   last = the slot's amax in `amaxes`, if `amaxes` is given and that amax is not 0; otherwise row 0
 //   last == 0: nothing is written
@@ -8,7 +8,7 @@
 //   scale = scaled_max / amax, where amax is the maximum of `last` and the old rows 1 .. length-1
 //   (with most_recent, amax is `last`)
 //
-// Launch: block 256, whose threads share the rows of one slot; grid: one block for each slot.
+// Launch: block 256; grid: one block for each slot.
 //
 // te:baseline
 #include "ops/cast/list.cuh"

@@ -1,5 +1,5 @@
-/* ops/cast/kargs.h: the arguments of the cast kernels. The host's compiler and the kernels' compiler both read this
- * file, so it has plain structs alone. Each has at most 4,000 bytes. */
+/* ops/cast/kargs.h: the arguments of the cast kernels, for the host's compiler and the kernels' compiler. So it has
+ * plain structs alone, of at most 4,000 bytes each. */
 
 typedef struct te__amax_kargs {
     const void *x;
@@ -8,8 +8,7 @@ typedef struct te__amax_kargs {
     unsigned *counter; /* for te_last_block */
     const float *noop; /* [1], or NULL */
     long long n;
-    long long vectors; /* number of pieces of 16 bytes, from element `head` on; the elements before and behind the
-                        * pieces are read one by one */
+    long long vectors; /* pieces of 16 bytes, from element `head` on; the rest is read one by one */
     int head;
     int x_dt;
     int keep; /* whether the old value of the amax counts in the maximum */
@@ -35,17 +34,16 @@ typedef struct te__scale_from_amax_kargs {
     int power_of_two;
 } te__scale_from_amax_kargs;
 
-/* A table of states of delayed scaling, for the kernels delayed_update and delayed_gather. A slot is one column of a
- * history, with its scale. The slots of a launch are numbered through all states: slot s belongs to the state i with
- * first[i] <= s < first[i + 1]. Each distinct history length is stored only once, so that TE__DELAYED_MAX states fit
- * into the arguments of a launch. */
+/* A table of states of delayed scaling. A slot is one column of a history, with its scale. Slot s of a launch belongs
+ * to the state i with first[i] <= s < first[i + 1]. Each distinct history length is stored once, so that
+ * TE__DELAYED_MAX states fit into a launch. */
 #define TE__DELAYED_MAX 186
 #define TE__DELAYED_LENGTHS 16
 typedef struct te__delayed_kargs {
     float *history[TE__DELAYED_MAX]; /* [length, n] */
     float *scale[TE__DELAYED_MAX];   /* [n]; unused by the gather */
-    float *amaxes; /* the amaxes of this launch's slots. delayed_gather writes them. delayed_update reads them in place
-                    * of row 0 of the histories, unless `amaxes` is NULL */
+    float *amaxes; /* of this launch's slots: delayed_gather writes them; delayed_update reads them in place of row 0
+                    * (NULL: row 0) */
     unsigned first[TE__DELAYED_MAX + 1];
     unsigned length[TE__DELAYED_LENGTHS];          /* 0: unused */
     unsigned char length_index[TE__DELAYED_MAX]; /* the position of each state's length in `length` */
@@ -54,8 +52,8 @@ typedef struct te__delayed_kargs {
 } te__delayed_kargs;
 
 /* A tile has 128 rows and 64 columns. */
-#define TE__CAST_RESIDENT 3 /* blocks of fp8_quantize that must fit on a multiprocessor at once, if the kernel computes
-                             * the scale itself */
+#define TE__CAST_RESIDENT 3 /* blocks of fp8_quantize that must fit on a multiprocessor, if the kernel computes the
+                             * scale */
 #define TE__CAST_RESIDENT_HALVES 4 /* the same number for x of 16 bits, which stays packed in registers */
 typedef struct te__fp8_quantize_kargs {
     const void *x; /* [m, n] */
@@ -67,10 +65,9 @@ typedef struct te__fp8_quantize_kargs {
     float *partial;    /* with `current`: [blocks], the blocks' maxima */
     unsigned *counter; /* with `current`: for te_grid_wait */
     float *sums;       /* [tiles along m, n]: column sums of each tile, or NULL */
-    unsigned long long *x_amax; /* [1], or NULL. The lower half is the amax of x. The upper half counts the blocks that
-                                 * have read the amax */
-    const int *groups; /* [m], or NULL: the group of each row; scale, scale_inv and amax then have one number for each
-                        * group */
+    unsigned long long *x_amax; /* [1], or NULL; lower half: the amax of x; upper half: number of blocks that have read
+                                 * the amax */
+    const int *groups; /* [m], or NULL: the group of each row; each group has its own scale, scale_inv and amax */
     long long scale_stride, amax_stride; /* distances from one group to the next, in floats */
     long long m, n, ld, ldc;
     unsigned tiles, tiles_n; /* tiles: number of tiles of x; tiles_n: number of tiles along n */
@@ -96,8 +93,8 @@ typedef struct te__fp8_dequantize_kargs {
     int vector; /* whether rows of q start at multiples of 8 bytes and rows of y at multiples of 16 bytes */
 } te__fp8_dequantize_kargs;
 
-/* The arguments of the kernel transpose_nibbles. A block transposes two adjacent tiles, of 256 rows and 64
- * columns each. The second tile has the columns that follow those of the first. */
+/* The arguments of transpose_nibbles. A block transposes two tiles of 256 rows and 64 columns, adjacent along the
+ * row. */
 typedef struct te__transpose_nibbles_kargs {
     const void *src; /* [m, lds] */
     void *dst;       /* [n, ldd] */

@@ -1,5 +1,5 @@
-/* ops/cast/op.c: checks the calls of amax, scales, FP8 casts and transpose, and computes a number that both backends
- * need (te__delayed_scaled_max). This file may use tensors. It must not depend on the backend. */
+/* ops/cast/op.c: checks the calls of amax, scales, FP8 casts and transpose. It may use tensors. It must not depend on
+ * the backend. */
 
 static te_result te__cast_check_fp8_max(te_ctx *te, const char *op, float fp8_max) {
     if (fp8_max > 0.0f && fp8_max <= FLT_MAX) return TE_OK;
@@ -65,14 +65,12 @@ static te_result te__check_delayed_gather(te_ctx *te, te_op_delayed_gather_args 
     te_result result = te__cast_check_histories(te, "delayed_gather", a->amax_history, a->count, &slots);
     return result == TE_OK ? te__want_numel(te, "delayed_gather", "amaxes", a->amaxes, slots) : result;
 }
-/* Returns fp8_max / 2^margin. The host computes it for both backends, so that both use the same number even if the
- * margin is a fraction. */
+/* Returns fp8_max / 2^margin, on the host: both backends must use the same number for any margin. */
 static float te__delayed_scaled_max(const te_op_delayed_update_args *a) { return a->fp8_max * powf(2.0f, -a->margin); }
 
 /* ---- casts ---- */
 
-/* Checks x_amax. It is one word of eight bytes: the amax of x, which the kernel that wrote x left there, and a count of
- * the blocks that have read it. */
+/* Checks x_amax, one word of eight bytes: the amax of x, and the number of blocks that have read it. */
 static te_result te__cast_check_x_amax(te_ctx *te, const te_op_fp8_quantize_args *a) {
     if (!a->current || a->noop)
         return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax %s",
@@ -81,7 +79,7 @@ static te_result te__cast_check_x_amax(te_ctx *te, const te_op_fp8_quantize_args
         return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax is not at a multiple of 8 bytes");
     return te__want_numel(te, "fp8_quantize", "x_amax", a->x_amax, 2);
 }
-/* Checks the tensors of a cast with groups: `groups` names the group of each row, and each group has its own scale and
+/* Checks the tensors of a cast with groups. `groups` names the group of each row. Each group has its own scale and
  * amax. */
 static te_result te__cast_check_groups(te_ctx *te, const te_op_fp8_quantize_args *a) {
     const char *op = "fp8_quantize";

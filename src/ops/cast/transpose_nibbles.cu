@@ -1,6 +1,5 @@
-// ops/cast/transpose_nibbles.cu: transposes 4-bit elements. A byte has two elements, the even one in its low half.
-// Every row starts with a whole byte. lds and ldd count bytes, so in elements src is [m, 2 lds] and dst is [n, 2 ldd].
-// dst becomes the transpose of the first n columns of src. The columns of dst from m on become 0.
+// ops/cast/transpose_nibbles.cu: transposes 4-bit elements. The even element is in a byte's low half. lds and ldd count
+// bytes: src is [m, 2 lds] and dst is [n, 2 ldd]. Columns of dst from m on become 0.
 //
 //            64 columns (tx: 8 each, 4 bytes)
 //          +----------------------------------+
@@ -8,12 +7,11 @@
 //          +----------------------------------+      ->  transpose.cuh as if they were bytes  ->  dst, 16 bytes a store
 //            256 rows
 //
-// A block has two tiles, which are adjacent along the row. Both are loaded before the first is transposed.
+// A block has two tiles, adjacent along the row. Both are loaded before the first is transposed.
 //
 // Benchmark: "transpose e2m1" in tests/bench/h200.csv.
 //
-// Launch: block 256; the grid has one block for each pair of tiles, in row-major order. Any size and any alignment are
-// allowed.
+// Launch: block 256; grid: one block for each pair of tiles, in row-major order. Any size and alignment are allowed.
 //
 // te:baseline
 #include "ops/cast/kargs.h"

@@ -1,9 +1,7 @@
-// ops/context/context_lengths.cu: counts tokens of sequences that are split into two chunks for each rank. For each
-// sequence it counts the tokens in the chunks that the field `chunks` selects (te__context_length). It writes the
-// cumulative counts, and the rows where these chunks begin.
+// ops/context/context_lengths.cu: counts the tokens of each sequence in the chunks of a rank that `chunks` selects
+// (te__context_length). It writes the cumulative counts, and the rows where these chunks begin.
 //
-// The kernel takes 1024 sequences at a time. Each thread adds up all counts up to its own sequence. This is fast
-// enough, since batches are small.
+// It takes 1024 sequences at a time. Each thread adds up all counts up to its sequence: batches are small.
 //
 // Launch: one block of 1024 threads.
 //

@@ -1,8 +1,7 @@
-// ops/context/context_rows.cu: for sequences that are split among ranks, finds the rank of each row and the index of
-// the row on that rank (te__context_place). It writes these places as the map (row_id_map) of moe_permute, or writes
-// the inverse of this map.
+// ops/context/context_rows.cu: finds the rank of each row, and its index on that rank (te__context_place). It writes
+// them as the map (row_id_map) of moe_permute, or as the inverse map.
 //
-// Launch: blocks of 256 threads. There is a thread for each row, or fewer threads, which then step through the rows.
+// Launch: blocks of 256 threads. Fewer threads than rows are allowed.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -1,5 +1,5 @@
-/* ops/context/kargs.h: the arguments of the kernels for sequences that are split among ranks, and the rule that
- * says which rank has which token. The host's compiler and the kernels' compiler both read this file. */
+/* ops/context/kargs.h: kernel arguments for sequences that are split among ranks, and the rule of which rank has which
+ * token. */
 #ifndef TE__CONTEXT_KARGS_H
 #define TE__CONTEXT_KARGS_H
 
@@ -20,22 +20,19 @@ typedef struct te__context_lengths_kargs {
     int ranks, rank, chunks;
 } te__context_lengths_kargs;
 
-/* The arguments of context_merge.cu. A row of x, o or lse has three indices: its sequence, its place in the sequence,
- * and its head. */
+/* The arguments of context_merge.cu. A row of x, o or lse has three indices: sequence, place in the sequence, head. */
 typedef struct te__context_merge_kargs {
     const void *x;
     void *o;
-    const float *x_lse, *x_max; /* if x_lse is NULL, x is added to o unscaled; if x_max is NULL, there are no maxima
-                                 * to merge */
+    const float *x_lse, *x_max; /* x_lse NULL: x is added to o unscaled; x_max NULL: there are no maxima to merge */
     float *lse, *largest;
     long long size[3], x_stride[3], o_stride[3], lse_stride[3]; /* for sequence, place, head */
     int d, x_dt, o_dt;
 } te__context_merge_kargs;
 
-/* Finds the rank *rank that has row w, and the index *local of this row on that rank. w is the index of the row in
- * all sequences in order. The rows behind the last sequence are divided evenly among the ranks. Returns false if
- * sequences of these lengths cannot be split among the ranks. A GPU, where nothing has checked the lengths, then leaves
- * row w where it is. */
+/* Finds the rank *rank that has row w of all sequences in order, and the row's index *local there. Rows behind the last
+ * sequence are divided evenly. Returns false if the lengths cannot be split. A GPU has not checked the lengths: it then
+ * leaves row w where it is. */
 TE__BOTH bool te__context_place(const te__context_rows_kargs *a, long long w, long long *rank, long long *local) {
     const long long each = a->rows / a->ranks;
     const long long end = a->cu ? a->cu[a->sequences] / a->share : a->rows;
@@ -63,8 +60,8 @@ TE__BOTH bool te__context_place(const te__context_rows_kargs *a, long long w, lo
     return *rank >= 0 && *rank < a->ranks && *local >= 0 && *local < each;
 }
 
-/* Returns the number of tokens that sequence b has in the chunks that the field `chunks` selects. Sets *start to the
- * row where the first of these chunks begins. */
+/* Returns the number of tokens of sequence b in the chunks that `chunks` selects. Sets *start to the row where they
+ * begin. */
 TE__BOTH int te__context_length(const te__context_lengths_kargs *a, long long b, int *start) {
     const int length = a->cu[b + 1] - a->cu[b], from = a->padded[b], chunk = (a->padded[b + 1] - from) / (2 * a->ranks);
     const int first = length - a->rank * chunk, second = length - (2 * a->ranks - 1 - a->rank) * chunk;
@@ -80,9 +77,8 @@ TE__BOTH int te__context_length(const te__context_lengths_kargs *a, long long b,
     return (a->chunks == (int)TE_CHUNKS_SECOND ? 0 : in_first) + (a->chunks == (int)TE_CHUNKS_FIRST ? 0 : in_second);
 }
 
-/* Merges two partial softmaxes; a and b are the logarithms of their sums of exponentials. Returns log(exp(a) + exp(b)).
- * Sets *of_a to exp(a - result) and *of_b to exp(b - result), the factors of the two parts. A part without keys (-inf)
- * has the factor 0. */
+/* Returns log(exp(a) + exp(b)). Sets *of_a to exp(a - result), *of_b to exp(b - result): the factors of two partial
+ * softmaxes. A part without keys (-inf) has the factor 0. */
 TE__BOTH float te__context_lse(float a, float b, float *of_a, float *of_b) {
     const float top = a > b ? a : b;
     float sum;

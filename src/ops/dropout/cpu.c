@@ -1,8 +1,7 @@
-/* ops/dropout/cpu.c: the reference of dropout with bias and residual. This file may use cpu/rows.c and Philox. It must
- * not depend on CUDA. */
+/* ops/dropout/cpu.c: the reference of dropout with bias and residual. It may use cpu/rows.c and Philox. It must not
+ * depend on CUDA. */
 
-/* A unit of work is at most TE__DROPOUT_RUN columns of one row. It never crosses the end of a row, so its part of the
- * bias is contiguous too. */
+/* The most columns of one row that are processed at a time. Their part of the bias is contiguous too. */
 enum { TE__DROPOUT_RUN = 512 };
 
 typedef struct te__dropout_job {
@@ -12,8 +11,7 @@ typedef struct te__dropout_job {
     float keep_scale;
 } te__dropout_job;
 
-/* Applies dropout to v: sets each element to 0 or multiplies it by keep_scale. v holds elements `first` to `first` +
- * `count` - 1 of the whole tensor. */
+/* Applies dropout to v, which holds elements `first` to `first` + `count` - 1 of the whole tensor. */
 static void te__dropout_keep(const te__dropout_job *job, int64_t first, int64_t count, float *v) {
     const te_op_dropout_add_fwd_args *a = job->a;
     uint32_t words[4];

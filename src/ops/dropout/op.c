@@ -26,8 +26,7 @@ static te_result te__check_dropout_add_bwd(te_ctx *te, te_op_dropout_add_bwd_arg
     return r;
 }
 
-/* Returns the arguments of the backward pass, which is a forward pass on dy without bias and residual: it keeps the
- * same elements, and multiplies them by the same factor. */
+/* Returns the arguments of the backward pass: a forward pass on dy without bias and residual. */
 static te_op_dropout_add_fwd_args te__dropout_backward_args(const te_op_dropout_add_bwd_args *a) {
     te_op_dropout_add_fwd_args forward = TE_ZERO;
     forward.x = a->dy;

@@ -1,19 +1,17 @@
-/* ops/gemm/choice.c: chooses a tile size and a number of splits of k by a small model of the time that each would take.
- * Nothing is tried out, so the same shapes get the same kernel, and the same bits, in every run. This file knows what
- * tiles cost. It must not depend on the kernels' arguments. A slab is the piece of k that a kernel loads at a time. */
+/* ops/gemm/choice.c: chooses a tile size and a number of splits of k by a model of the time. The same shapes always get
+ * the same bits. It must not depend on the kernels' arguments. A slab is the values of k that a kernel loads at a
+ * time. */
 
 /* One tile size of a kernel. */
 typedef struct te__gemm_tile_kind {
     int bm, bn;
     int option;  /* the option that selects the tile: TILE of gemm_mma; WAVES (or TE__GEMM_PINGPONG) of gemm_hopper */
-    int cluster; /* number of blocks that share an operand. If bm > bn they share A, and their tiles have the same
-                  * rows. Otherwise they share B, and their tiles have the same columns */
-    double speed[6]; /* The speed of the tile for each kind of product; 1 is the speed of the best tiles. 0 means that
-                      * the tile is not used for that kind. The kinds are listed at each kernel's table (cuda.c). */
+    int cluster; /* blocks that share an operand: A and the rows of D if bm > bn, otherwise B and the columns */
+    double speed[6]; /* for each kind of product (see the kernel's table in cuda.c); 1: as fast as the best tiles; 0:
+                      * not used */
 } te__gemm_tile_kind;
 
-/* te__gemm_share_a and te__gemm_share_b return how many blocks of a cluster use the same part of A, or of B. 1 means
- * that the operand is not shared. */
+/* Return how many blocks of a cluster use the same part of A, or of B; 1: not shared. */
 static int te__gemm_share_a(const te__gemm_tile_kind *t) { return t->bm > t->bn ? t->cluster : 1; }
 static int te__gemm_share_b(const te__gemm_tile_kind *t) { return t->bm > t->bn ? 1 : t->cluster; }
 /* Returns how many clusters run at a time. */
@@ -37,8 +35,7 @@ typedef struct te__gemm_side {
     bool k_major; /* neighbours along k are neighbours in memory */
 } te__gemm_side;
 typedef struct te__gemm_problem {
-    const te_op_gemm_args *args; /* With groups, these are the arguments of one product whose m is the sum over
-                                  * all groups. With along_k, k is this sum instead. */
+    const te_op_gemm_args *args; /* of one product; with groups, its m (along_k: its k) is the sum over all groups */
     const te_op_grouped_gemm_args *groups; /* NULL: one product, no groups */
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
@@ -46,8 +43,8 @@ typedef struct te__gemm_problem {
     bool aligned; /* whether gemm_prepare has copied an operand to aligned rows */
 } te__gemm_problem;
 
-/* Returns the number of bm x bn tiles of D. If each group has its own rows of D, the result is an upper bound, since
- * each group may have one tile that is not full. */
+/* Returns the number of bm x bn tiles of D. With groups of rows it is an upper bound, because each group may have one
+ * incomplete tile. */
 static int64_t te__gemm_num_tiles(const te__gemm_problem *q, int64_t bm, int64_t bn) {
     const te_op_gemm_args *a = q->args;
     int64_t down = !q->groups           ? te__div_up(a->m, bm)
@@ -67,31 +64,28 @@ static bool te__gemm_side_is_aligned(const te__gemm_side *x) {
 static bool te__gemm_is_aligned(const te__gemm_problem *q) {
     return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b);
 }
-/* Returns whether all rows start at multiples of 16 bytes, but some do not start at multiples of 32 bytes. Such a row
- * starts in the middle of a sector of the L2 cache. */
+/* Returns whether some rows start in the middle of a sector of the L2 cache (32 bytes), but all at multiples of 16
+ * bytes. */
 static bool te__gemm_side_is_off(const te__gemm_side *x) {
     return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
 }
 
-/* Returns the least time that TMA needs for one slab of a block, in te__gemm_cost's unit, if rows start in the middle
- * of a sector of the L2 cache. Such a row costs about three cycles if the block itself loads it, and about one if the
- * other block of the cluster loads it. The constants were fitted together with te__gemm_cost's. */
+/* Returns the least time of TMA for one slab of a block, if rows start in the middle of an L2 sector. Such a row costs
+ * about three cycles, or one if another block of the cluster loads it. */
 static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
     int share_a = te__gemm_share_a(t), share_b = te__gemm_share_b(t);
     double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
     return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
 }
 
-/* Returns the time of a product according to the model. The unit is the time of one slab of a 128 x 256 tile (0.55 us
- * on an H200). `work` is the cost of the epilogue for 128 x 256 values. The model:
- * - A tile costs its slabs, and the part of its stores to D that no other work hides.
- * - Device memory bounds the time of all tiles together. In one unit of time it delivers at most 2.2 MB, and at most
- *   80 KB for each block.
+/* Returns the time of a product according to the model. The unit is one slab of a 128 x 256 tile (0.55 us on an H200).
+ * `work` is the cost of the epilogue for 128 x 256 values. The model:
+ * - A tile costs its slabs, and the stores to D that nothing hides.
+ * - Device memory delivers at most 2.2 MB in one unit, and at most 80 KB for each block.
  * - A cluster costs a fixed time to start.
  * - Split-K costs a second launch, and a pass of the partial sums through the L2 cache.
  * The constants were fitted with `te_bench --tune` to measurements of 41 shapes. On 64 shapes the choices were 1 %
- * slower than the best alternatives on average, and 11 % at most. Two constants were fitted by hand later: the speed of
- * 128 x 192 tiles in clusters, and the cost of the start of a cluster. */
+ * slower than the best on average, and 11 % at most. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed, const te__gemm_problem *q,
                             int64_t slabs, int64_t splits, bool tma, double work) {
     const te_op_gemm_args *a = q->args;
@@ -110,12 +104,10 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, doub
     return cost;
 }
 
-/* Returns the time of a grouped product according to the model, as if all groups had the same size. The unit is that of
- * te__gemm_cost, but the constants are different. */
+/* Returns the model's time of a grouped product, with groups of equal size. The unit is that of te__gemm_cost. */
 static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed,
                                const te_op_grouped_gemm_args *a, int64_t bk, bool hopper) {
-    int64_t granule = !hopper ? 128 : a->along_k ? 256 : 64; /* number of rows that are always computed together, even
-                                                              * if only one of them exists */
+    int64_t granule = !hopper ? 128 : a->along_k ? 256 : 64; /* rows that are always computed together */
     int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
     int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
     /* the average size of a tile, in tiles of 128 x 256 */
@@ -125,8 +117,7 @@ static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, d
     return (double)rounds * ((double)te__div_up(k, bk) * size / speed + 0.3 + size);
 }
 
-/* Lets `te_bench --tune` and tests run each alternative of te__gemm_search. `take` is the number of the
- * alternative, or -1 for the best. */
+/* Lets `te_bench --tune` and tests run each alternative. `take` is the number of the alternative; -1: the best. */
 #ifdef TE__TUNE
 static struct te__gemm_tune {
     int take, count;
@@ -147,14 +138,13 @@ static bool te__gemm_skips(double cost) {
 #define TE__GEMM_REMEMBERS true
 #endif
 
-/* Returns whether TMA may store rows of n elements. All rows must start and end at multiples of 16 bytes, because TMA
- * writes whole pieces of 16 bytes: it would overwrite bytes behind a row that ends within a piece. */
+/* Returns whether TMA may store rows of n elements. TMA writes whole pieces of 16 bytes, even beyond the end of a
+ * row. */
 static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int64_t size) {
     return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
 }
 
-/* Returns the argument `work` of te__gemm_cost. This is the cost of the epilogue. Without an epilogue it is the cost
- * of the stores in a Hopper kernel if TMA may not store D. */
+/* Returns te__gemm_cost's `work`: the cost of the epilogue, or of stores that TMA may not do. */
 static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
@@ -163,8 +153,8 @@ static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
                : 0.5;
 }
 
-/* Returns the tile and the number of splits that cost the least. `use` is the kind of product: the index in the
- * field `speed`. `bk` is the number of values of k in a slab. `hopper` is true for gemm_hopper, which loads by TMA. */
+/* Returns the tile and the number of splits that cost the least. `use` is the index in `speed`. `bk` is the number of
+ * values of k in a slab. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, int use,
                                        const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
@@ -194,8 +184,8 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
             best_cost = cost;
         }
     best.tiles = te__gemm_cluster_tiles(q, best.tile);
-    best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks of 128 if
-                                                                                            * there are block scales */
+    best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks of 128 with
+                                                                                            * block scales */
     best.splits = te__div_up(a->k, best.k_split); /* rounding up may have left the last splits empty */
     return best;
 }
@@ -204,8 +194,8 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
 
 typedef char te__gemm_memo_fits[sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
 
-/* Returns what te__gemm_search chooses. The choice is stored for the next product of the same shape, since a search
- * takes a quarter of the time of a launch. */
+/* Returns what te__gemm_search chooses, and stores it for the next product of the same shape. A search takes a quarter
+ * of the time of a launch. */
 static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, int use,
                                        const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;

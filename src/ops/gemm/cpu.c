@@ -1,34 +1,28 @@
-/* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU. It is the reference for every kind
- * of scaling, and is fast enough to train with. This file may use tensors. It must not depend on CUDA.
+/* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU, the reference for every kind of
+ * scaling. It may use tensors. It must not depend on CUDA.
  *
- * Both operands are decoded once, whatever their format and layout, into f32 panels. A panel holds six rows of A, or 32
- * columns of B, for k = 0, 1, 2 ... in the order in which the micro-kernel reads them. The micro-kernel multiplies a
- * panel of A by a panel of B. Its 6 x 32 sums stay in vector registers. It sums 256 values of k in ascending order.
- * These partial sums are then added in ascending order. So the bits do not depend on the number of threads, nor on the
- * position of an element in a tile.
+ * Both operands are decoded once into f32 panels, six rows of A or 32 columns of B, in the order in which the
+ * micro-kernel reads them. It sums 256 values of k in ascending order, and these sums are added in ascending order. So
+ * the bits do not depend on the number of threads.
  *
- * MXFP8 and NVFP4 values are multiplied by the scale of their group when they are decoded; f32 holds the product
- * exactly. Block scales can be any f32 numbers. As in the tensor-core kernels, they multiply the sum over their 128
- * values of k, not the values. */
+ * MXFP8 and NVFP4 values are multiplied by their scale when they are decoded; f32 holds the product exactly. Block
+ * scales can be any f32 numbers. As in the tensor-core kernels, they multiply the sum over their 128 values of k. */
 
 enum {
-    TE__GEMM_MR = 6, /* rows of a panel of A. 6 x 32 sums fill 12 of the 32 registers of AVX-512, and also suit
-                      * processors with fewer registers */
+    TE__GEMM_MR = 6, /* rows of a panel of A; 6 x 32 sums fill 12 of the 32 registers of AVX-512 */
     TE__GEMM_NR = 32,
-    TE__GEMM_MC = 96, /* rows of D in one task; a task computes 96 x 128 elements. Its sums take 48 KB of stack. For
-                       * TE__GEMM_KC values of k, the rows of A (96 KB) and the columns of B (128 KB) stay in the L2
-                       * cache */
+    TE__GEMM_MC = 96, /* rows of D in one task of 96 x 128 elements: 48 KB of stack for sums; 96 KB of A and 128 KB of B
+                       * in the L2 cache */
     TE__GEMM_NC = 128,
-    TE__GEMM_KC = 256,      /* values of k that are summed at a time; for these, a panel of B takes 32 KB of L1 cache */
+    TE__GEMM_KC = 256,      /* values of k that are summed at a time: 32 KB of L1 cache for a panel of B */
     TE__GEMM_KB = 128,      /* number of values of k with the same block scale */
     TE__GEMM_CHUNK = 64,    /* values of k that are decoded at a time */
     TE__GEMM_PACKED = 1 << 24 /* the most elements of an operand that are decoded at a time (64 MB) */
 };
 
 /* ---- six rows by 32 columns -------------------------------------------------------------------------------------
- * The micro-kernel computes c[i][j] += sum_p a[p][i] b[p][j]. The same source serves every instruction set, since
- * compilers vectorise each loop over j. The six rows are written out, because some compilers would keep the sums of a
- * loop over rows in memory. */
+ * The micro-kernel computes c[i][j] += sum_p a[p][i] b[p][j]. The six rows are written out, because some compilers
+ * would keep the sums of a loop over rows in memory. */
 
 #if defined(__GNUC__)
 #define TE__GEMM_INLINE static inline __attribute__((always_inline))
@@ -38,8 +32,7 @@ enum {
 #define TE__GEMM_FMA(a, b, c) fmaf(a, b, c)
 #endif
 
-/* Returns a * b + c. `fma` says whether the machine has an instruction for a fused multiply-add. Without such an
- * instruction, fmaf would be a slow function. */
+/* Returns a * b + c. `fma`: the machine has the instruction. Without the instruction, fmaf would be a slow function. */
 TE__GEMM_INLINE float te__gemm_add(bool fma, float a, float b, float c) {
     return fma ? TE__GEMM_FMA(a, b, c) : c + a * b;
 }
@@ -72,8 +65,8 @@ static void te__gemm_micro_built(int64_t k, const float *a, const float *b, floa
     te__gemm_micro(TE__GEMM_HAS_FMA, k, a, b, c);
 }
 
-/* If the program was compiled for every x86-64 processor, it chooses a micro-kernel at run time, by the vector
- * instructions of the machine. Such a micro-kernel is two to six times faster than plain x86-64 code. */
+/* A program for every x86-64 processor chooses a micro-kernel at run time. It is two to six times faster than plain
+ * x86-64 code. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__AVX512F__)
 __attribute__((target("avx2,fma"))) static void te__gemm_micro_avx2(int64_t k, const float *a, const float *b,
                                                                     float *c) {
@@ -102,8 +95,8 @@ typedef struct te__gemm_operand {
     bool k_major;      /* neighbours along k are neighbours in memory */
     int width;         /* of a panel */
     int64_t task;      /* number of lines in one tile of D; a task decodes this many */
-    int64_t block;     /* number of lines that are decoded at a time, a multiple of `task`: as many as have at most
-                        * TE__GEMM_PACKED elements, but at least `task` */
+    int64_t block;     /* number of lines that are decoded at a time: a multiple of `task`, with at most TE__GEMM_PACKED
+                        * elements if possible */
     float fp8[256];    /* value of each fp8 code */
     te_scaling scaling;
     const void *scale; /* the scales of MXFP8, NVFP4 or block scaling; NULL for other operands */
@@ -130,8 +123,8 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
             x->fp8[c] = t->dtype == TE_F8E4M3 ? te__e4m3_to_f32((uint8_t)c) : te__e5m2_to_f32((uint8_t)c);
     x->scaling = scaling;
     x->scale = scaling == TE_SCALING_TENSOR ? NULL : te__data(scale);
-    x->scale_ld = x->scale ? te__cols(scale) : 0; /* the row length of the whole tensor's scales, even if the operand is
-                                                   * only its part for one group of a grouped GEMM */
+    x->scale_ld = x->scale ? te__cols(scale) : 0; /* of the whole tensor, even if the operand is only one group's
+                                                   * part */
     x->swizzled = swizzled;
 }
 
@@ -151,8 +144,7 @@ static void te__gemm_block_scales(const te__gemm_operand *x, int64_t line, int64
                                                    : scale[block * x->scale_ld + line + i];
 }
 
-/* Decodes n elements that are neighbours in memory: those of row `row` of the stored matrix, from element `at` on.
- * MXFP8 and NVFP4 values are multiplied by their scales. */
+/* Decodes n elements of row `row` of the stored matrix, from element `at` on. Applies the scales of MXFP8 and NVFP4. */
 static void te__gemm_decode(const te__gemm_operand *x, int64_t row, int64_t at, int64_t n, float *out) {
     int64_t i;
     int group = x->scaling == TE_SCALING_NVFP4 ? 4 : 5; /* log2 of the group's size */
@@ -187,8 +179,7 @@ static void te__gemm_pack_rows(const te__gemm_operand *x, int64_t row, int64_t r
     }
 }
 
-/* Packs several panels of an operand that is not K-major. Each row in memory then holds the elements of many lines for
- * one k. They are distributed over the panels. */
+/* Packs several panels of an operand that is not K-major. A row in memory has elements of many lines for one k. */
 static void te__gemm_pack_columns(const te__gemm_operand *x, int64_t row, int64_t rows, float *out) {
     float line[TE__GEMM_NC];
     int64_t p, at, w = x->width;
@@ -226,8 +217,8 @@ typedef struct te__gemm_job {
     te__gemm_operand a, b;
     int64_t ldd, ldaux;
     float scale, factor_a, factor_b;
-    const float *amax_a, *amax_b; /* amaxes of each row of A and each column of B, or NULL. The scale of row i is
-                                   * amax_a[i] * factor_a, that of column j is amax_b[j] * factor_b */
+    const float *amax_a, *amax_b; /* amaxes of each row of A and each column of B, or NULL; the scale of row i is
+                                   * amax_a[i] * factor_a */
     te__gemm_micro_fn micro;
 } te__gemm_job;
 
@@ -238,8 +229,7 @@ static float te__gemm_dgelu(float x) {
     return 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);
 }
 
-/* Computes n elements of row `row` of D, from column `col` on. Applies scales, bias and epilogue to `sums`, adds the
- * old D if `accumulate` is set, and stores the results. */
+/* Computes n elements of row `row` of D, from column `col` on, from their `sums`. */
 static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, int64_t n, const float *sums,
                             const float *bias) {
     const te_op_gemm_args *g = job->args;
@@ -262,8 +252,8 @@ static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, i
     te__store_row(te__data(g->d), g->d->dtype, row * job->ldd + col, n, v);
 }
 
-/* Computes the product of A and B over n values of k from p on, which have the same block scales. Multiplies it by
- * these scales and adds it to `sums`, a tile of `rows` x `cols`. `pa` and `pb` are the starts of the tile's panels. */
+/* Multiplies n values of k from p on, which have the same block scales. Adds the scaled product to `sums` [rows, cols].
+ * `pa` and `pb` are the tile's panels. */
 static void te__gemm_scaled_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t row, int64_t rows,
                                  int64_t col, int64_t cols, int64_t p, int64_t n,
                                  float sums[TE__GEMM_MC][TE__GEMM_NC]) {
@@ -297,8 +287,7 @@ static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
     for (i = 0; i < rows; i++) te__gemm_finish(job, row + i, col, cols, sums[i], bias);
 }
 
-/* Computes tiles `begin` to `end` - 1 of the rows and columns that are decoded now. Tiles are numbered down the
- * columns, so that consecutive tiles share their part of B. */
+/* Computes tiles `begin` to `end` - 1 of the decoded rows and columns. Consecutive tiles share columns of B. */
 static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
     const te__gemm_job *job = (const te__gemm_job *)user;
     int64_t down = te__div_up(job->a.end - job->a.begin, TE__GEMM_MC);
@@ -306,9 +295,8 @@ static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
         te__gemm_tile(job, job->a.begin + begin % down * TE__GEMM_MC, job->b.begin + begin / down * TE__GEMM_NC);
 }
 
-/* Handles the scale of one operand. If the operand has one scale for the whole tensor, multiplies job->scale by it and
- * returns NULL. If each line (row of op(A), column of op(B)) has its own amax, returns these amaxes and sets *factor.
- * The scale of a line is its amax times *factor. */
+/* Multiplies job->scale by the operand's scale and returns NULL. If each line has its own amax, returns the amaxes
+ * instead, and sets *factor: scale = amax * *factor. */
 static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor,
                                        bool e4m3_max_256) {
     if (job->args->scaling_a == TE_SCALING_TENSOR && scale) job->scale *= *(const float *)te__data(scale);

@@ -1,16 +1,15 @@
-/* ops/gemm/cuda.c: chooses the kernels and launches of matrix products and of grouped GEMMs. This file may make plans
- * and tensor maps. It must not use the rest of the CUDA driver.
+/* ops/gemm/cuda.c: chooses the kernels and launches of matrix products and of grouped GEMMs. It may make plans and
+ * tensor maps. It must not use the rest of the CUDA driver.
  *
- * Five kernels compute products. gemv_k reads the codes of MXFP8 and NVFP4. For the others, gemm_prepare first decodes
- * these codes into bf16 in the workspace. A line is a row of op(A) or a column of op(B).
+ * A line is a row of op(A) or a column of op(B). The kernels:
  * - gemm_hopper: wgmma, sm_90a.
  * - gemm_mma: mma.sync, sm_80 and later.
- * - gemv_k: at most sixteen lines times a K-major operand.
+ * - gemv_k: at most sixteen lines times a K-major operand. It reads the codes of MXFP8 and NVFP4 itself.
  * - gemv_mn: at most eight lines times an operand that is not K-major.
  * - gemm_naive: any product on any GPU.
- * Grouped GEMMs (te_op_grouped_gemm) run on gemm_hopper, gemm_mma or gemm_naive. If each group has its own rows,
- * only the device knows how many. So a launch has as many blocks as there can be tiles, and blocks without a tile end
- * at once. */
+ * - gemm_prepare: decodes MXFP8 and NVFP4 into bf16 in the workspace, for all kernels but gemv_k.
+ * If each group of a grouped GEMM has its own rows, only the device knows how many. So a launch has as many blocks as
+ * there can be tiles. */
 
 /* ---- arguments --------------------------------------------------------------------------------------------------- */
 
@@ -18,12 +17,10 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     k->factor_a = k->factor_b = 1.0f;
     k->block = q->block;
-    if (a->scaling_a != TE_SCALING_TENSOR) { /* for MXFP8 and NVFP4, only gemv_k reads these fields; the other kernels
-                                              * get operands that are already bf16 */
+    if (a->scaling_a != TE_SCALING_TENSOR) { /* for MXFP8 and NVFP4, only gemv_k reads these fields */
         k->block_a = (const float *)te__data(a->scale_a);
         k->block_b = (const float *)te__data(a->scale_b);
-        k->ld_block_a = te__cols(a->scale_a); /* the row length of the whole tensor's scales, since a->m may count only
-                                               * the rows of one phase (see te__gemm_has_phases) */
+        k->ld_block_a = te__cols(a->scale_a); /* not of a->m, which may count only the rows of one phase */
         k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
         k->phase = q->phase, k->phases = q->phases, k->first_b = q->first_b;
     } else {
@@ -83,8 +80,8 @@ static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
     if (q->groups) te__gemm_fill_groups(k, q);
 }
 
-/* If k is split, makes the kernel write its partial sums to the workspace in place of D. The sums of each split are one
- * f32 matrix [m, ldd]. Returns false if there is no workspace. */
+/* Makes the kernel of a split product write partial sums to the workspace: one f32 matrix [m, ldd] for each split.
+ * Returns false if there is no workspace. */
 static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice *c) {
     if (c->splits == 1) return true;
     k->k_split = c->k_split;
@@ -139,23 +136,22 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
 
 /* ---- gemm_prepare ------------------------------------------------------------------------------------------------ */
 
-/* Returns how gemm_prepare copies A (i = 0) or B (i = 1), and the row length of the copy. MXFP8 and NVFP4 are read as
- * codes, all other formats as bytes. */
+/* Returns how gemm_prepare copies A (i = 0) or B (i = 1). Columns and row lengths are in codes for MXFP8 and NVFP4,
+ * otherwise in bytes. */
 static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int i) {
     const te_op_gemm_args *a = q->args;
     const te__gemm_side *x = i ? &q->b : &q->a;
     bool decoded = a->scaling_a >= TE_SCALING_MXFP8;
-    int64_t lines = i ? a->n : a->m, bytes = decoded ? 1 : te__dtype_size(x->dtype); /* s.columns and s.ld
-                                                                                      * count codes if `decoded`,
-                                                                                      * otherwise bytes */
+    int64_t lines = i ? a->n : a->m, bytes = decoded ? 1 : te__dtype_size(x->dtype); /* units of s.columns and s.ld:
+                                                                                      * codes if `decoded`, otherwise
+                                                                                      * bytes */
     te__gemm_prepare_side s = TE_ZERO;
     s.from = (const unsigned char *)x->data;
     s.rows = x->k_major ? lines : a->k;
     s.columns = (x->k_major ? a->k : lines) * bytes;
     s.ld = x->ld * bytes;
-    /* If bytes are copied (not decoded), rows of 512 bytes or more are padded to whole lines of the L2 cache (128
-     * bytes), so that 128 bytes of a tile's row lie in one line. Shorter rows are padded to whole sectors (32 bytes).
-     * Rows of up to 16 bytes are padded to 16 bytes, since 32 bytes could be many times the length of such a row. */
+    /* Copied rows of 512 bytes or more are padded to lines of the L2 cache, so that 128 bytes of a tile's row lie in
+     * one line. Shorter rows are padded to sectors (32 bytes) or 16 bytes. */
     s.ld_out = te__round_up(s.columns, decoded ? 16 : s.columns >= 512 ? 128 : s.columns > 16 ? 32 : 16);
     if (!decoded) return s;
     s.scale = (const unsigned char *)te__data(i ? a->scale_b : a->scale_a);
@@ -166,16 +162,15 @@ static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int
     return s;
 }
 
-/* Returns whether gemm_prepare can count the pieces of A and B in 32 bits. A piece is 16 bytes, or 16 codes of
- * MXFP8 or NVFP4. The limit is below 2^32 because the loop of gemm_prepare may count one step beyond the last piece. */
+/* Returns whether gemm_prepare can count the pieces of A and B (16 bytes or 16 codes) in 32 bits, even one step beyond
+ * the last piece. */
 static bool te__gemm_fits_prepare(const te__gemm_problem *q) {
     te__gemm_prepare_side a = te__gemm_prepare_one(q, 0), b = te__gemm_prepare_one(q, 1);
     return a.rows * (a.ld_out / 16) + b.rows * (b.ld_out / 16) <= 0xf0000000;
 }
 
-/* Plans gemm_prepare, which copies operands to the workspace: both if they have MXFP8 or NVFP4 codes, otherwise those
- * whose rows are not aligned. Codes become bf16, and all other formats get aligned rows. Returns false if there are too
- * many codes or no workspace. */
+/* Plans gemm_prepare. It decodes both operands into bf16, or copies the operands whose rows are not aligned. Returns
+ * false if there are too many codes or no workspace. */
 static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
     const bool decoded = q->args->scaling_a >= TE_SCALING_MXFP8;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_prepare");
@@ -210,12 +205,11 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
 
 /* ---- bias gradient ----------------------------------------------------------------------------------------------- */
 
-/* Plans bias_gradient, the sums of D's columns. If a kernel has left partial sums in `sums` [rows, n], they are added
- * up. If `sums` is NULL, D itself is summed. Returns false if there is no workspace. */
+/* Plans bias_gradient, the sums of D's columns. `sums` [rows, n] are partial sums of a kernel, or NULL: D is summed.
+ * Returns false if there is no workspace. */
 static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, const float *sums, int64_t rows) {
     te_op_column_sum_args of_d = te__gemm_column_sum(a);
-    enum { SHORT = 1024 }; /* the most rows for column_sum_short. It has one block for each 32 columns. For so few rows
-                            * one block is faster than several */
+    enum { SHORT = 1024 }; /* the most rows for column_sum_short, which has one block for each 32 columns */
     if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
     if (rows <= SHORT) {
         te__plan_column_sum_short(p, sums, rows, a->n, a->bias_gradient, false);
@@ -224,8 +218,7 @@ static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, c
     return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
 }
 
-/* Returns whether the product must use its f32 operands exactly, because the context's exact_f32 is set. Tensor cores
- * would round them to TF32. */
+/* Returns whether the product must use its f32 operands exactly. Tensor cores would round them to TF32. */
 static bool te__gemm_is_exact(const te__plan *p, const te__gemm_problem *q) {
     return q->a.dtype == TE_F32 && p->te->exact_f32;
 }
@@ -248,8 +241,8 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_mma ---------------------------------------------------------------------------------------------------- */
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
-    /* speed[0] is for ordinary products. speed[1] is for products that need more registers in each thread. Shared
-     * memory holds four slabs, each of 64 bytes of k. */
+    /* speed[0] is for ordinary products, speed[1] for products that need more registers. Shared memory holds four slabs
+     * of 64 bytes of k. */
     static const te__gemm_tile_kind kinds[] = {
         {128, 256, 2, 1, {1.0}}, {128, 128, 1, 1, {0.9}}, {128, 128, 3, 1, {0.0, 0.8}}, {64, 64, 0, 1, {0.6, 0.6}}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120;
@@ -288,17 +281,16 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- gemm_hopper ------------------------------------------------------------------------------------------------- */
 
-/* Returns whether gemm_hopper can do the product. TMA counts in 32 bits, and it loads the scales of B's 1 x 128 blocks
- * in pieces of 16 bytes. */
+/* Returns whether gemm_hopper can do the product. TMA counts in 32 bits. It loads the scales of B's 1 x 128 blocks in
+ * pieces of 16 bytes. */
 static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     return p->hopper && q->a.dtype != TE_F32 && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
-/* Encodes a tensor map of `depth` matrices of `rows` x `columns`. Each matrix starts `apart` elements after the start
- * of the matrix before it. A box of the map has `box` rows of 128 bytes. If `depth` is 0, the map has one matrix and
- * two dimensions. */
+/* Encodes a tensor map of `depth` matrices of `rows` x `columns`, `apart` elements apart; 0 means a map of two
+ * dimensions. A box has `box` rows of 128 bytes. */
 static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype dtype, int64_t ld, int64_t columns,
                               int64_t rows, int64_t box, int64_t depth, int64_t apart) {
     int64_t size = te__dtype_size(dtype);
@@ -307,10 +299,11 @@ static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype
     uint32_t boxes[3] = {(uint32_t)(128 / size), (uint32_t)box, 1};
     return te__cuda_tensor_map(p, map, data, dtype, depth ? 3 : 2, dims, strides, boxes, 128);
 }
-/* Encodes the tensor map of an operand with `size` lines (rows of A, columns of B) of length k. The map of a K-major
- * operand has boxes of `box` lines by one slab (128 bytes) of k. Other maps have boxes of 64 lines by one slab of k, or
- * by half a slab if `box` is not a multiple of 64. If each group has its own matrix, `stack` is the number of groups,
- * and loads beyond the end of a group's matrix give zeros. Otherwise `stack` is 0. */
+/* Encodes the tensor map of an operand with `size` lines (rows of A, columns of B) of length k. A box:
+ * - K-major: `box` lines by one slab (128 bytes) of k.
+ * - Otherwise: 64 lines by one slab of k, or by half a slab if `box` is not a multiple of 64.
+ * If each group has its own matrix, `stack` is the number of groups: loads beyond a group's end give zeros. Otherwise
+ * `stack` is 0. */
 static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k,
                                       int64_t box, int64_t stack) {
     int64_t rows = x->k_major ? size : k;
@@ -320,8 +313,7 @@ static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_sid
                                    : 64,
                         stack, x->ld * rows);
 }
-/* Encodes the tensor map of D or aux. Its third dimension is the split of k, or the group if the groups
- * divide k. */
+/* Encodes the tensor map of D or aux. The third dimension is the split of k, or the group along k. */
 static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *k, const void *data, int64_t ld) {
     int64_t depth = k->groups.along_k ? k->groups.count : k->splits, apart = k->groups.along_k ? k->groups.b_elements
                                                                              : k->splits > 1   ? k->d_split
@@ -330,8 +322,7 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
 }
 
 /* Returns the TE__GEMM_STORE_... bits of the epilogue. TMA stores D under these conditions:
- * - The rows of D and aux start and end at multiples of 16 bytes, or k is split. With splits, the kernel stores partial
- *   sums to the workspace, where TMA may also write the padding behind a row.
+ * - The rows of D and aux start and end at multiples of 16 bytes. For a split k the workspace has padding.
  * - No row or column has a scale of its own.
  * - If the epilogue is dGELU, D is not f32.
  * - If both `accumulate` and aux are used, D is f32. */
@@ -346,9 +337,8 @@ static int te__gemm_store_of(const te__gemm_kargs *k) {
                 (k->accumulate ? TE__GEMM_STORE_ADD : 0) | (lines ? TE__GEMM_STORE_LINES : 0);
     return !aligned || lines || (dgelu && f32) || aux_and_old ? store : store | TE__GEMM_STORE_TMA;
 }
-/* Fills in the launch of gemm_groups, which runs before gemm_hopper. gemm_groups gets tensor maps, each of which covers
- * all groups. For each group it writes copies of these maps that end where the group ends. gemm_hopper must use these
- * copies. */
+/* Fills in the launch of gemm_groups, which runs before gemm_hopper. For each group it writes copies of the tensor maps
+ * that end where the group ends. */
 static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_problem *q, te__gemm_hopper_kargs *h,
                                  const te__gemm_choice *c, bool by_tma) {
     const te_op_grouped_gemm_args *a = q->groups;
@@ -370,9 +360,9 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
 }
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    /* `speed` has three pairs: for a single product, for groups with their own rows, and for groups with their own part
-     * of k. The second number of each pair is for products with promoted sums. If each group has its own rows, the
-     * tiles of a cluster share A, because tiles in the same rows belong to one group. */
+    /* `speed` has three pairs: a single product, groups with their own rows, groups with their own part of k. The
+     * second number of a pair is for promoted sums. With groups of rows, clusters share A: tiles in the same rows
+     * belong to one group. */
     static const te__gemm_tile_kind kinds[] = {{128, 256, 1, 2, {1.0, 0.0, 0.0, 0.0, 1.0, 0.0}},
                                                {128, 256, 1, 1, {0.985, 0.0, 0.0, 0.0, 0.985, 0.0}},
                                                {256, 128, 2, 2, {0.995, 0.96, 1.0, 1.0, 0.0, 0.96}},
@@ -442,19 +432,13 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 /* Returns the long operand of a GEMV. */
 static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->args->m <= q->args->n ? &q->b : &q->a; }
 
-/* Returns whether gemv_mn (if `mn`) or gemv_k (if not) takes the product. The time of both kernels is the time to read
- * the long operand.
- *
- * gemv_k takes at most sixteen lines (rows of A or columns of B) of the short operand. With unaligned lines or block
- * scales it takes at most eight, because registers are scarce. It cannot split k. So other kernels take products with
- * k > 16384 and fewer than four lines of the long operand for each multiprocessor.
- *
- * gemv_mn takes at most eight lines of the short operand, and at least 64 lines of the long one.
- *
- * If A is the short operand and B has very many aligned lines, gemm_hopper takes the product, because its ring buffer
- * has more bytes in flight than the warps of a GEMV have (tests/bench/notes.md). "Very many" means that the number of
- * lines times the bytes of an element, divided by the number of multiprocessors, exceeds a limit. If B is the short
- * operand, most of the ring buffer belongs to B and is nearly empty. Then a GEMV is faster for any number of lines. */
+/* Returns whether gemv_mn (if `mn`) or gemv_k takes the product. Their time is the time to read the long operand. A
+ * line is a row of A or a column of B.
+ * - gemv_k: at most sixteen lines of the short operand. Unaligned lines or block scales need registers: at most eight.
+ * - gemv_k cannot split k. With k > 16384 it needs four lines of the long operand for each multiprocessor.
+ * - gemv_mn: at most eight lines of the short operand, and at least 64 of the long one.
+ * - gemm_hopper takes a short A with very many aligned lines of B: its ring buffer has more bytes in flight
+ *   (tests/bench/notes.md). With a short B its ring buffer would be nearly empty. */
 static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool mn) {
     const te_op_gemm_args *a = q->args;
     const bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
@@ -466,14 +450,11 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
              lines * size > (mn ? 512 : 192) * sms);
 }
 
-/* Plans gemv_k or gemv_mn. In gemv_mn, a lane has four lines (rows or columns) of the long operand and a block has
- * sixteen warps, as long as all blocks can be resident at once (two on each multiprocessor). Otherwise a lane has eight
- * lines and a block has eight warps (tests/bench/notes.md). gemv_mn splits k if there are at most half as many blocks
- * as multiprocessors. */
+/* Plans gemv_k or gemv_mn. In gemv_mn, a lane has four lines of the long operand and a block has sixteen warps, if all
+ * blocks can be resident at once. Otherwise both are eight. */
 static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
-    enum { SHORTEST = 1024 }; /* the least number of values of k in a split. Each of a block's sixteen warps then
-                               * multiplies at least 64 values of k */
+    enum { SHORTEST = 1024 }; /* the least number of values of k in a split: 64 for each of sixteen warps */
     const te__gemm_side *x = te__gemv_x(q), *y = x == &q->a ? &q->b : &q->a;
     int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0, warps;
     int64_t few = te__min(a->m, a->n), lines = te__max(a->m, a->n), sms = te__max(p->num_sms, 1), blocks;
@@ -524,12 +505,9 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
 static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* the least number of elements of D for te__gemm_has_phases;
                                                          * tests set a smaller number */
 
-/* Returns whether D is computed in phases. TMA can store a matrix only if its rows start and end at multiples of 16
- * bytes. If the rows of D are not aligned like this, they are split into one, two, four or eight phases, depending on
- * ldd. Phase i has the rows i, i + phases, i + 2 * phases and so on. The addresses of these rows are equal modulo 16.
- * Each phase is a product of its own. It has only the columns that fill aligned units of 16 bytes, so TMA can store its
- * result. The extra launches are worth it if D is large and k is short: with a long k, other work hides the stores
- * anyway. */
+/* Returns whether D is computed in phases. TMA stores only rows that start and end at multiples of 16 bytes. Phase i
+ * takes the rows i, i + phases, ..., whose addresses are equal modulo 16, and their aligned columns. The extra launches
+ * pay for a large D and a short k: a long k hides the stores. */
 static bool te__gemm_has_phases(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate ||
@@ -539,8 +517,8 @@ static bool te__gemm_has_phases(const te__gemm_problem *q) {
            a->k * te__dtype_size(q->a.dtype) <= 5120 &&
            !te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype));
 }
-/* Plans the launches for a D in phases. First, each phase computes the columns that fill aligned units of 16 bytes.
- * Then a GEMV computes the first columns of all rows, and another GEMV the last ones. */
+/* Plans a D in phases: for each phase its aligned columns, then the first and the last columns of all rows by two
+ * GEMVs. */
 static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     const int64_t size = te__dtype_size(a->d->dtype), of_a = te__dtype_size(q->a.dtype), piece = 16 / size,
@@ -578,16 +556,14 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- the choice -------------------------------------------------------------------------------------------------- */
 
-/* Returns whether a product with unaligned operands is so small that gemm_mma finishes before gemm_hopper could start
- * after gemm_prepare. gemm_mma reads unaligned operands in place, but waits for each load. Products of 16-bit operands
- * qualify only if gemm_mma loads all of k at once (k <= 32). */
+/* Returns whether the product is so small that unaligned loads of gemm_mma take less time than gemm_prepare. 16-bit
+ * operands need k <= 32, which gemm_mma loads at once. */
 static bool te__gemm_is_small(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     return (te__is_fp8(q->a.dtype) || a->k <= 32) && (double)a->m * (double)a->n * (double)a->k <= 8e6;
 }
 
-/* Marks an operand with a single contiguous line (row of A or column of B) as K-major. Its elements lie along k,
- * whichever layout the caller passed. */
+/* Marks an operand with a single contiguous line (row of A or column of B) as K-major. */
 static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
     if (lines != 1 || (!x->k_major && x->ld != 1)) return;
     x->k_major = true;

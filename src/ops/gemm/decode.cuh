@@ -1,11 +1,10 @@
-// ops/gemm/decode.cuh: multiplies MXFP8 and NVFP4 codes by their scales, with bf16 results. Codes and E4M3 scales
-// have at most 4 significant bits each, and bf16 has 8. So the results are exact, except that bits below 2^-133 (the
-// smallest positive bf16) are lost.
+// ops/gemm/decode.cuh: multiplies MXFP8 and NVFP4 codes by their scales, with bf16 results. Results are exact, except
+// that bits below 2^-133 (the smallest positive bf16) are lost.
 #pragma once
 #include "device/mma.cuh"
 
-// Decodes two of the four FP8 codes of a word, the lower two (half = 0) or the upper two (half = 1). Returns their
-// values times their scales as two bf16. The lower two bytes of `e` are the E8M0 scales of the two codes.
+// Decodes two FP8 codes of a word, the lower two (half = 0) or the upper two (half = 1). Returns two bf16. The lower
+// two bytes of `e` are the codes' E8M0 scales.
 TE_DEV te_u32 te_decode_fp8x2(te_u32 codes, int half, int dt, te_u32 e) {
     te_u32 h = te_fp8x2_to_f16(codes, half, dt);
     float low = te_f16_to_f32((te_u16)h) * te__e8m0_to_f32((te_u8)e),
@@ -24,9 +23,8 @@ TE_DEV te_u32 te_decode_times(te_u32 pair, te_u32 factors) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(pair), "r"(factors), "r"(0x80008000u));
     return r;
 }
-// Decodes the two FP4 codes in byte number i of `codes`. Returns their values times `scale` as two bf16. If the bits
-// S.EE.M of a code are moved to S.000000EE.M000000, they form a bf16 that equals the value times 2^-126, even for
-// denormals.
+// Decodes the two FP4 codes in byte i of `codes`, times `scale`, into two bf16. The bits S.EE.M of a code, moved to
+// S.000000EE.M000000, are its value times 2^-126 as bf16, denormals included.
 TE_DEV te_u32 te_decode_fp4x2(te_u32 codes, int i, te_u32 scale) {
     te_u32 two = codes >> (8 * i);
     two = (two & 15) | (two & 0xf0) << 12;

@@ -1,27 +1,23 @@
-// ops/gemm/epilogue.cuh: the epilogue of an accumulator (scale, bias, GELU or its derivative, accumulation, store), and
-// the order of tiles.
+// ops/gemm/epilogue.cuh: the epilogue of an accumulator, and the order of tiles.
 //
 //   v = scale_a scale_b acc + bias
 //   GELU:  aux = v, v = gelu(v)      DGELU:  v = v gelu'(aux)
 //   D = v + (accumulate ? D : 0)
 //
-// scale_a may have one number for each row of D, and scale_b one for each column. In this case acc is multiplied by
-// them first. Block scales have already been applied to the partial sums before the epilogue.
+// scale_a may have one number for each row of D, and scale_b one for each column. Block scales have already been
+// applied to the partial sums.
 //
-// In tensor-core kernels, te_gemm_stage stores D: each warp writes a few rows of accumulators to a buffer in shared
-// memory, and stores them from there. So each store writes many neighbouring elements, whatever the layout of the
-// fragments.
+// In tensor-core kernels, te_gemm_stage stores D through shared memory. So each store writes many neighbouring
+// elements.
 #pragma once
 #include "device/vector.cuh"
 #include "ops/gemm/kargs.h"
 
 // ---- D, aux and bias: f32, f16 or bf16, known at run time ------------------------------------------------------
-// These functions have one branch for each of the three formats. In each branch the format is a constant, so the
-// functions of base.cuh and vector.cuh shrink to one case. N is 1 or 8. If N is 8, the elements start at a
+// In each branch the format is a constant, so these functions shrink to one case. If N is 8, the elements start at a
 // multiple of 16 bytes.
 
-// Loads N elements as floats. There are three branches because a loop over the formats would change the order of
-// gemv_k's loads (tests/bench/notes.md).
+// Loads N elements as floats. A loop over the formats would change the order of gemv_k's loads (tests/bench/notes.md).
 template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {
     if constexpr (N == 8) {
         dt == TE_F32    ? te_load8(p, i, TE_F32, v)
@@ -52,8 +48,8 @@ template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const floa
 
 // ---- one value ------------------------------------------------------------------------------------------------------
 
-// GELU is the tanh form of Hendrycks and Gimpel, as in TransformerEngine. Since 0.5 + 0.5 tanh(u) = sigmoid(2 u), it
-// needs only one exponential and one reciprocal, and has no cancellation for large negative x.
+// GELU is the tanh form of Hendrycks and Gimpel, as in TransformerEngine. It is computed as x sigmoid(2 u), since 0.5 +
+// 0.5 tanh(u) = sigmoid(2 u). This form has no cancellation for large negative x.
 TE_DEV float te_gemm_exp2(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -64,22 +60,20 @@ TE_DEV float te_gemm_reciprocal(float x) { // returns 1 / x for x up to 2^126, f
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// Returns exp(-2 u), at most 2^60, where tanh(u) is the tanh of GELU. Beyond this limit the sigmoid is practically 0.
-// The product of two results stays finite.
+// Returns exp(-2 u), where tanh(u) is the tanh of GELU. The limit 2^60 keeps the product of two results finite.
 TE_DEV float te_gemm_exp_minus_2u(float x) {
     float xx = x * x;
     return te_gemm_exp2(fminf(x * (-2.3022082f - 0.10294324f * xx), 60.0f));
 }
 TE_DEV float te_gemm_sigmoid2u(float x) { return __fdividef(1.0f, 1.0f + te_gemm_exp_minus_2u(x)); }
-// Returns the sigmoids of x and y with only one reciprocal, since special functions run at a quarter of the rate of
-// other instructions.
+// Returns the sigmoids of x and y with one reciprocal. Special functions have a quarter of the normal rate.
 TE_DEV float2 te_gemm_sigmoid2u(float x, float y) {
     float a = 1.0f + te_gemm_exp_minus_2u(x), b = 1.0f + te_gemm_exp_minus_2u(y), r = te_gemm_reciprocal(a * b);
     return make_float2(r * b, r * a);
 }
 TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }
-// Returns GELU's derivatives at x and y, which must be between -8 and 8 or NaN. A NaN changes only its own result:
-// fminf limits the exponential of NaN to 2^60 as well, so the common reciprocal stays finite.
+// Returns GELU's derivatives at x and y, which must be between -8 and 8 or NaN. A NaN changes only its own result,
+// because fminf turns the exponential of NaN into 2^60.
 TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {
     float2 s = te_gemm_sigmoid2u(x, y);
     return make_float2(fmaf(x * fmaf(x * x, 0.2140644486f, 1.59576912f), fmaf(-s.x, s.x, s.x), s.x),
@@ -126,8 +120,8 @@ template <int N> TE_DEV void te_gemm_bias(const te__gemm_kargs &a, te_i64 col, f
 struct te_gemm_row {
     te_i64 number, d, aux;
     TE_DEV te_gemm_row(const te__gemm_kargs &a, te_i64 row) : number(row), d(row * a.ldd), aux(row * a.ldaux) {}
-    // Returns the number of columns between `col` and the first column that starts at a multiple of 16 bytes in both D
-    // and aux. Returns `all` if there is no such column.
+    // Returns the number of columns from `col` to the first that starts at a multiple of 16 bytes in both D and aux.
+    // Returns `all` if there is none.
     TE_DEV int before_piece(const te__gemm_kargs &a, te_i64 col, int all) const {
         if (a.vector) return 0;
         int size = a.d_dt == TE_F32 ? 4 : 2, off = (int)((te_u64)a.d + (d + col) * size) & 15,
@@ -136,8 +130,8 @@ struct te_gemm_row {
     }
 };
 
-// Applies the epilogue to v[N], the accumulators of a row from column `col` on, and stores D. If N is 8, column `col`
-// starts at a multiple of 16 bytes in D and aux.
+// Applies the epilogue to v[N], the accumulators of a row from column `col` on, and stores D. If N is 8, `col` starts
+// at a multiple of 16 bytes in D and aux.
 template <int N>
 TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, const float bias[N], const te_gemm_row &row,
                            te_i64 col, float v[N]) {
@@ -183,22 +177,19 @@ template <int COLS> struct te_gemm_stage {
     static const int PIECES = COLS == 128 ? 2 : 1, LANES = COLS / 8 / PIECES;
     float *at;
 
-    // Writes an m16n8 fragment to columns col .. col + 7 of the stage, a buffer in shared memory. A stage of 8 rows
-    // holds only half of the fragment: its upper eight rows (half = 0) or its lower eight (half = 1).
+    // Writes an m16n8 fragment to columns col .. col + 7. A stage of 8 rows holds only the upper (half = 0) or lower
+    // (half = 1) eight rows.
     TE_DEV void put(int col, const float *d, int half = 0) const {
         float *to = at + (threadIdx.x & 31) / 4 * PITCH + col + threadIdx.x % 4 * 2;
         *(float2 *)to = make_float2(d[2 * half], d[2 * half + 1]);
         if (ROWS == 16) *(float2 *)(to + 8 * PITCH) = make_float2(d[2], d[3]);
     }
 
-    // Applies the epilogue to the values in the stage, and stores them to D from row row0 and column col0 on. All 32
-    // threads of the warp must call this function. On return the stage can be overwritten. A row of D may start at any
-    // address. Lanes store eight elements at a time from the first multiple of 16 bytes on, and single elements at both
-    // ends.
+    // Applies the epilogue to the stage, and stores the result to D from (row0, col0) on. All 32 lanes must call this
+    // function. On return the stage can be overwritten.
     TE_DEV void finish(const te__gemm_kargs &a, float scale, te_i64 row0, te_i64 col0) const {
         int lane = threadIdx.x & 31;
-        // Without this line the compiler computes values from `lane` before the main loop, and they occupy registers
-        // during the loop.
+        // Without this line the compiler computes values from `lane` before the main loop, and they occupy registers.
         asm volatile("" : "+r"(lane));
         int first = lane % LANES, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
         float bias[PIECES][8];
@@ -232,9 +223,8 @@ template <int COLS> struct te_gemm_stage {
 
 // ---- order of tiles -------------------------------------------------------------------------------------------------
 
-// Sets tm and tn to the tile row and tile column of tile number `tile`. Tiles are ordered in bands of eight tile rows,
-// and column by column within a band. So blocks that run at the same time share operands in the L2 cache. Tile numbers
-// have 32 bits, because 64-bit division is slow and no memory holds a D with more tiles.
+// Sets tm and tn to the tile row and tile column of `tile`. Tiles go in bands of eight tile rows, column by column. So
+// concurrent blocks share operands in the L2 cache. Tile numbers have 32 bits, because 64-bit division is slow.
 TE_DEV void te_gemm_raster(te_u32 tile, te_u32 tiles_m, te_u32 tiles_n, te_u32 &tm, te_u32 &tn) {
     te_u32 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;
     te_u32 rows = tiles_m - band * 8 < 8 ? tiles_m - band * 8 : 8;

@@ -1,11 +1,10 @@
-// ops/gemm/epilogue_store.cuh: the epilogue of gemm_hopper with stores by TMA. It is a part of gemm_hopper.cu and uses
-// the options and names of that file.
+// ops/gemm/epilogue_store.cuh: the epilogue of gemm_hopper.cu with stores by TMA. It uses the options and names of that
+// file.
 //
 //   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes
 //   -> TMA -> D
 //
-// Each warpgroup has buffers for BUFFERS chunks. Before it writes to a buffer, it waits only for the last store from
-// that buffer.
+// Each warpgroup has buffers for BUFFERS chunks.
 #pragma once
 
 // Clamps both values of a word to -8 .. 8; NaN stays NaN.
@@ -49,8 +48,8 @@ struct te_tma_store_path {
     static const bool tall = true;
 #endif
 
-    // row_of and col_of return the row and the column of a chunk within the warpgroup's part of a tile. Chunk numbers
-    // run down the rows first, then along the columns.
+    // row_of and col_of return where a chunk lies in the warpgroup's rows and columns. Chunk numbers run down the rows
+    // first.
     static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }
     static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }
     TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }
@@ -61,8 +60,7 @@ struct te_tma_store_path {
         te_tma_load3(buffer_of(at), STORE & 16 ? aux_map : d_map, col, row, split, bar);
     }
 
-    // Issues the loads of the epilogue that do not depend on the accumulators. They are under way while the first
-    // products are computed.
+    // Issues the loads of the epilogue that do not depend on the accumulators.
     TE_DEV void begin(int row, int col, int split) {
 #if GROUPED == 1
         if (fresh && leader) {
@@ -102,20 +100,19 @@ struct te_tma_store_path {
         }
     }
 
-    // Returns this lane's address for ldmatrix and stmatrix. They move columns 8 j .. 8 j + 15 of the warp's 16 rows of
-    // the chunk.
+    // Returns this lane's address for ldmatrix and stmatrix of columns 8 j .. 8 j + 15 of the warp's 16 rows.
     TE_DEV te_u32 word(te_u32 buffer, int j) const {
         int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
         return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);
     }
-    // Returns the address of the two f32 that this thread has in columns 8 j .. 8 j + 7 of a chunk of D. The thread's
-    // next two f32 are eight rows below, at this address plus 8 * 128 bytes.
+    // Returns the address of this thread's two f32 in columns 8 j .. 8 j + 7 of a chunk of D. The next two are eight
+    // rows below, 8 * 128 bytes on.
     TE_DEV te_u32 pair(te_u32 buffer, int j) const {
         int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
         return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;
     }
     // Reads this thread's eight values in columns 8 j .. 8 j + 15 of a chunk. Values of aux are clamped to -8 .. 8,
-    // because beyond these the slope of GELU is 0 or 1.
+    // where the slope of GELU becomes 0 or 1.
     TE_DEV void get(te_u32 buffer, int j, float v[8]) const {
         te_u32 r[4];
         te_ldmatrix4(r, word(buffer, j));
@@ -152,9 +149,8 @@ struct te_tma_store_path {
         __syncwarp();
     }
 
-    // Sums each column of a stored chunk over the 16 rows of this warp, and writes the sums to row_sums, which
-    // has a row for each 16 rows of D. A lane reads one word of each row. A word is one column of f32, or two columns
-    // of 16 bits.
+    // Writes the column sums of this warp's 16 rows of a chunk to row_sums. A lane reads one column of f32, or two
+    // columns of 16 bits.
     TE_DEV void sum_columns(te_u32 buffer, int row, int col) const {
         const int first = threadIdx.x % 128 / 32 * 16, mine = D_DT == 1 ? lane : 2 * lane;
         float sum[2] = {0.0f, 0.0f};

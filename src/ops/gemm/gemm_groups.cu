@@ -1,7 +1,6 @@
-// ops/gemm/gemm_groups.cu: prepares a grouped GEMM for gemm_hopper, which runs next. The sizes of the groups are
-// in device memory. From them the kernel computes where each group lies and which tiles it has. For each group
-// it also makes tensor maps that end where the group ends. Beyond this end TMA reads zeros and writes nothing, so tiles
-// need no special case.
+// ops/gemm/gemm_groups.cu: prepares a grouped GEMM for gemm_hopper, from the sizes of the groups in device memory. It
+// computes where each group lies and which tiles it has. It also makes tensor maps that end where a group ends. Beyond
+// this end TMA reads zeros and writes nothing.
 //
 // Launch: grid (1, 1, 1), block 32. Each lane handles the groups lane, lane + 32, ...
 // te:arch 90a

@@ -1,5 +1,5 @@
-// ops/gemm/gemm_hopper.cu: computes D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper, with TMA, mbarriers
-// and wgmma. The operands are bf16, f16 or FP8, with any m, n and k.
+// ops/gemm/gemm_hopper.cu: computes D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper. The operands are
+// bf16, f16 or FP8.
 //
 //          BN
 //       +-------+
@@ -9,38 +9,38 @@
 //       +-------+
 //
 // A block has three warpgroups. The first is the producer. One of its threads loads slabs of A and B by TMA into a ring
-// of slots. A slab is 128 bytes of k, that is 64 values of 16 bits, or 128 values of 8 bits. The other two warpgroups
-// are the consumers. Each has half the rows of a tile, in WAVES accumulators of 64 x BN. With WAVES = 0, BM is 64 and
-// each consumer has half the columns. The producer waits at the barrier empty[slot] before it fills a slot. A consumer
-// waits at full[slot] before it reads the slot, and arrives at empty[slot] after that.
+// of slots. A slab is 128 bytes of k.
 //
-// Blocks are persistent. Without clusters and groups, block i computes the tiles i, i + gridDim.x and so on. The slabs
-// of the next tile are loaded during the epilogue of the current one.
+// The consumers are two warpgroups (wg 1, wg 2). Each has half the rows of a tile, in WAVES accumulators of 64 x BN.
+// With WAVES = 0, BM is 64 and each consumer has half the columns.
 //
-// TMA stores slabs in the 128-byte swizzle that wgmma reads. It fills elements outside the operands with zeros. 16-bit
-// operands may be K-major or MN-major. A box of a K-major operand has 128 bytes of k for each of many lines (rows of A
-// or columns of B). A box of an MN-major operand has 64 lines by 64 values of k. The boxes of a slab lie one after the
-// other in shared memory.
+// Blocks are persistent. The slabs of the next tile are loaded during the epilogue of the current one.
 //
-// CLUSTER = 2: two blocks compute adjacent tiles and share one operand. If BM > BN they share A, and their tiles lie in
-// the same rows. Otherwise they share B, and their tiles lie in the same columns. So they share the larger operand of a
-// tile. Each block loads half of the shared slab, and TMA multicasts this half to both blocks. (A slab of 192 MN-major
-// columns is halved along k.) With tiles of 128 x 256, a third less is read from the L2 cache.
+// TMA stores slabs in the 128-byte swizzle that wgmma reads. TMA fills elements outside the operands with zeros.
 //
-// A slot is empty when the consumers of both blocks have released it. A block's shared memory ends with the block, so
-// the block must not end before its partner has stopped sending. Therefore each block waits at its end until all its
-// slots are empty. It is the producer that waits, while the consumers store D. If B has 1 x 128 blocks, the consumers
-// wait instead, after the store, because a waiting producer makes ptxas schedule the consumers' loop worse
+// A slab consists of TMA boxes, one after the other in shared memory:
+//
+//   K-major operand   a box has 128 bytes of k for each of many lines (rows of A or columns of B)
+//   MN-major operand  a box has 64 lines by 64 values of k
+//
+// CLUSTER = 2: two blocks compute adjacent tiles and share the larger operand of a tile. If BM > BN they share A.
+// Otherwise they share B. Each block loads half of the shared slab, and TMA multicasts this half to both blocks.
+//
+// A slot is empty when the consumers of both blocks have released it. A block's shared memory ends with the block. So a
+// block must not end before its partner has stopped sending. At its end, the producer waits until all slots are empty.
+//
+// With 1 x 128 blocks of B the consumers wait instead. A waiting producer would make ptxas schedule their loop worse
 // (tests/bench/notes.md).
 //
-// PINGPONG: each consumer computes whole tiles of 128 x 128, and the consumers take turns. The slabs of one consumer's
-// tile follow those of the other consumer's tile. So one consumer multiplies during the epilogue of the other.
+// PINGPONG: each consumer computes whole tiles of 128 x 128. The consumers take turns: one multiplies during the
+// epilogue of the other.
 //
-// STORE & 1: the epilogue stores D by TMA. It stores chunks of 64 rows by 128 bytes, which pass through two or four
-// buffers of each warpgroup. TMA clips them at D's edges. With accumulation, TMA adds f32 chunks to D in the L2 cache.
-// A 16-bit chunk may need aux or the old D, which TMA loads into the chunk's buffer two or four chunks ahead. For the
-// first chunks of a tile, it does so while the tile is multiplied. The bias gradient is left as sums over 16 rows of D,
-// which are added up later (column_sum, column_sum_short).
+// STORE & 1: TMA stores D in chunks of 64 rows by 128 bytes. Each warpgroup has two or four buffers for chunks. With
+// accumulation, TMA adds f32 chunks to D in the L2 cache.
+//
+// A 16-bit chunk may need aux or the old D. TMA loads them into the chunk's buffer two or four chunks ahead.
+//
+// The bias gradient is left as sums over 16 rows of D. column_sum adds them up later.
 //
 // Without STORE & 1, epilogue.cuh stores D. These cases need epilogue.cuh:
 //
@@ -49,30 +49,30 @@
 //   f32 D with dGELU
 //   16-bit D with both accumulation and aux
 //
-// Block scales: wgmma's sums of each slab are scaled, and added up in f32. While wgmma runs, threads read the scales of
-// A from device memory. If B has 128 x 128 blocks, they read its scale too. If B has 1 x 128 blocks, the 128 scales are
-// loaded together with the slab, to shared memory behind the slots. With BLOCK = 4, the first column of B lies up to
-// seven columns after the start of a block. So the last eight of the 128 columns of a tile may lie in two blocks.
+// Block scales: wgmma's sums of each slab are scaled, and added up in f32. Threads read the scales of A, and the scales
+// of 128 x 128 blocks of B, from device memory. Scales of 1 x 128 blocks of B are loaded with the slab to shared
+// memory.
+//
+// BLOCK = 4: the first column of B lies up to seven columns after the start of a block. So the last eight columns of a
+// tile may lie in two blocks.
 //
 // GROUPED: te_op_grouped_gemm, whose groups divide the rows (1) or k (2). gemm_groups has computed the offsets and the
-// tiles of the groups. It has also made tensor maps that end with a group. In case 1 these are maps of D and aux, so
-// that the last tile of a group does not write the rows of the next group. In case 2 they are maps of A and B, so that
-// the last slab of a group ends in zeros. In all other respects tiles are ordinary: rows (or k) are counted through all
-// groups. In case 1, strips of 64 rows of a tile belong to the two consumers in turn, and clusters always share A.
-// Rows beyond the end of the group are not multiplied. If they are a whole half of the tile (WAVES = 2), they are not
-// loaded either.
+// tiles of the groups, and tensor maps that end with a group:
 //
-// The cost of a tile depends on its number of rows, or on its k. So tiles of groups are scheduled dynamically. When the
-// first block of a cluster starts a tile, it draws the number of the tile that the cluster computes next. The consumers
-// get the description of a tile together with its first slab. The second block of a cluster gets the number through its
-// shared memory.
+//   1: maps of D and aux. The last tile of a group does not write the rows of the next group.
+//   2: maps of A and B. The last slab of a group ends in zeros.
 //
-// In case 2 with BLOCK = 1, each 128 values of k have scales of their own, so every group begins with a whole block of
-// 128. An empty group has one slab of zeros, which uses the scales of the last block.
+// In case 1, strips of 64 rows of a tile belong to the two consumers in turn, and clusters always share A. If WAVES is
+// 2, a half tile without rows of the group is not loaded.
 //
-// TMA loads start at multiples of 16 bytes. If the groups divide k, a group may start between such multiples, within a
-// row of memory. Then the load starts at the multiple before, and the elements of the previous group are set to 0
-// before the first slab is multiplied.
+// The cost of a tile depends on its group, so tiles are scheduled dynamically. The first block of a cluster draws the
+// number of the next tile, and sends it to the second block through shared memory.
+//
+// In case 2 with BLOCK = 1, every group begins with a whole block of 128 values of k. An empty group has one slab of
+// zeros. It uses the scales of the last block.
+//
+// TMA loads start at multiples of 16 bytes. In case 2 a group may start between such multiples. Then the load starts at
+// the multiple before, and the elements of the previous group are set to 0.
 //
 // Options:
 //          A_DT, B_DT  te_dtypes: both bf16, both f16, or FP8 formats, but not e5m2 for both
@@ -87,9 +87,13 @@
 //          BLOCK       te__gemm_block_kind, with PROMOTE and BN = 128; 0 if left out
 //          GROUPED     1 or 2, without PINGPONG; 0 if left out
 //
-// Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared memory TE__GEMM_HOPPER_SHARED. A, B and
-// their rows start at multiples of 16 bytes. If TMA stores D, rows of D and aux start and end at multiples of 16 bytes
-// too. Split s of a tile multiplies k from s * k_split on, and writes to D + s * d_split (with TMA: to z = s of d_map).
+// Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared memory TE__GEMM_HOPPER_SHARED.
+//
+// A, B and their rows start at multiples of 16 bytes. If TMA stores D, rows of D and aux start and end at such
+// multiples.
+//
+// Split s of a tile multiplies k from s * k_split on. Its D is at s * d_split (with TMA: at z = s of d_map).
+//
 // With BLOCK, block_b is at a multiple of 16 bytes, and k_split is a multiple of 128.
 //
 // Benchmark: "gemm ...", "grouped ...", "odd ..." in tests/bench/h200.csv.
@@ -155,11 +159,9 @@
 #define SHARE_B (CLUSTER == 2 && !SHARE_A)
 #define B_1D (BLOCK == 1 || BLOCK == 3) // numbers of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
-#define PARTS (BLOCK == 4 ? 3 : 1) // number of B's scales that a thread needs for a slab: one for the tile; with BLOCK
-                                   // = 4 two more, for its last two columns
+#define PARTS (BLOCK == 4 ? 3 : 1) // number of B's scales that a thread needs for a slab
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of the scales of a slab
-// The number of buffers of a warpgroup for chunks of D. With promotion and loads of aux there are 4 buffers, as with
-// PINGPONG. They leave shared memory for at least three slots (pipeline stages) of A and B.
+// The number of buffers of a warpgroup for chunks of D. Four still leave shared memory for three slots of A and B.
 #define BUFFERS (TMA_OUT && (PINGPONG || (PROMOTE && STORE & 16)) ? 4 : 2)
 #define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // bytes of a warpgroup's bias
 #define OTHERS (32 + 2 * (STAGED + BUFFERS * 8 + BIASES) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
@@ -207,8 +209,7 @@ static_assert(!TMA_OUT || !(STORE & 16) || D_DT != 1, "aux is read two values a 
 #endif
 #define MULTIPLY JOIN(TE_WGMMA_, WN)
 
-// A position in the ring of slots, and the parity of the slot's barrier phase. The producer and the consumers go
-// through the same sequence of slots.
+// A position in the ring of slots, and the parity of the slot's barrier phase.
 struct te_ring {
     int slot, parity;
     TE_DEV void next() {
@@ -221,21 +222,19 @@ struct te_ring {
     TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }
 };
 
-// Returns the address in shared memory of entry i, through which blocks and threads pass data. It has 48 bytes:
+// Returns the address in shared memory of entry i. Blocks and threads pass data through entries of 48 bytes:
 // + 0   The number of the next tile. The first block of a cluster sends it to the second. The first block is at most
 //       STAGES + 1 tiles ahead of the second.
 // + 8   The barrier at which the second block waits for this number.
-// + 16  The te_work whose first slab is in slot i. The consumers read it here, so they load nothing from device memory.
+// + 16  The te_work whose first slab is in slot i, for the consumers.
 TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 48; }
 
-// te_tiles_m and te_tiles_n return the number of tiles along m and n. Two tiles that share an operand count as one. A
-// work item is one split of a tile, or of two tiles that share an operand.
+// te_tiles_m and te_tiles_n return the number of tiles along m and n. Two tiles that share an operand count as one.
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
-// The tile and the range of k of one work item. The constructor decodes item number `work` for block `rank` of the
-// cluster. On entry, group_ must be the group of the block's previous item. On return it is the group of this item. A
-// block takes its items in ascending order, so their groups ascend too.
+// One work item: the range of k of one split of a tile. On entry, `group_` is the group of the block's previous item.
+// On return, `group_` is the group of this item. A block takes its items in ascending order.
 struct te_work {
     int row, col, rows_end, slabs, k0;
     int split;  // the third coordinate in D's tensor map: the split, or the group if the groups divide k
@@ -285,18 +284,21 @@ struct te_work {
         if (GROUPED == 2 && begin == end) slabs = 1, k0 = (int)te_div_up(a.k, BK) * BK, before = 0;
     }
     // Returns whether the group has rows for the second accumulator, or for the second half of A. `from` is the first
-    // row of the tile or of the first accumulator.
+    // row.
     TE_DEV bool tall(int from) const { return !HALVES || from + 128 < rows_end; }
 };
 
 // Issues the TMA loads of one slab of an operand with R rows.
+//
 // SHARED: each block of the cluster loads half of the slab, into both blocks.
+//
 // HALVED: a K-major operand is loaded in two halves, the second one only if `both`.
-// STACKED: reads matrix z of a stack of matrices. It does not go with SHARED.
+//
+// STACKED: reads matrix z of a stack of matrices. Not with SHARED.
 template <int R, int K_MAJOR, int SHARED, int HALVED, int STACKED>
 TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_u32 bar, te_u32 rank, bool both) {
-    const bool half_k = SHARED && !K_MAJOR && R / 2 % 64; // 192 lines that are not K-major are three boxes of 64, so
-                                                          // each block loads half of k instead
+    const bool half_k = SHARED && !K_MAJOR && R / 2 % 64; // 192 lines are three boxes of 64, so each block loads half
+                                                          // of k instead
     const int mine = SHARED && !half_k ? R / 2 : R, box = !K_MAJOR ? 64 : HALVED ? R / 2 : mine;
     int first = SHARED && !half_k ? (int)rank * mine : 0;
     if (half_k) k += (int)rank * 32, dst += rank * (GROUP / 2);
@@ -310,15 +312,15 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
     }
 }
 
-// Returns which block of 128 values of k holds the slab at k. The slab of an empty group lies behind the last block and
-// counts as a part of it.
+// Returns which block of 128 values of k holds the slab at k. The slab of an empty group counts as a part of the last
+// block.
 TE_DEV te_i64 te_block_of(const te__gemm_kargs &a, int k) {
     int block = k / 128;
     return GROUPED == 2 && k >= a.k ? (int)((a.k - 1) / 128) : block;
 }
 
-// Sets the first n values of k of a slab with R rows to 0. The n values must be less than 16 bytes. 256 threads must
-// call this function.
+// Sets the first n values of k of a slab with R rows to 0. The n values fill less than 16 bytes. 256 threads must call
+// this function.
 template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
     if (K_MAJOR) { // the values lie in the first 16 bytes of each row; the address includes the swizzle
         for (int r = threadIdx.x & 255; r < R; r += 256) {
@@ -334,9 +336,8 @@ template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
     }
 }
 
-// Adds `part` times the block scales to `acc`. of_rows has the scales of the thread's two rows of `part`. of_tile has
-// the scales of the tile (see te_ahead). If each column has its own scale, of_columns is the address in shared memory
-// of the scales of the thread's columns.
+// Adds `part` times the block scales to `acc`: of_rows for the thread's two rows, of_tile for the tile. With B_1D,
+// of_columns is the shared-memory address of the columns' scales.
 TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2],
                           const float of_tile[PARTS], te_u32 of_columns) {
 #pragma unroll
@@ -354,9 +355,8 @@ TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], con
     }
 }
 
-// The block scales of a slab, loaded ahead of the slab. There is one for each row of the thread. If the columns of the
-// tile share a scale, there is one for the tile. With BLOCK = 4 there are two more, for the thread's last two columns.
-// Rows beyond the last row get the scale of the last row.
+// The block scales of the next slab, for the thread's rows and for the tile. With BLOCK = 4 there are two more, for the
+// thread's last two columns.
 struct te_ahead {
     const float *rows, *tile[PARTS];
     int at[2 * SUMS]; // where the rows' scales lie
@@ -475,8 +475,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     te_registers_up<GROUPED ? 224 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
-    // step_a and step_b are the increments of the operands' wgmma descriptors for 32 bytes of k. `rows` and `columns`
-    // say where this warpgroup's part of the tile begins.
+    // step_a and step_b advance the operands' wgmma descriptors by 32 bytes of k. This warpgroup computes the tile from
+    // row `rows` and column `columns` on.
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
     int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
 #if TMA_OUT
@@ -490,13 +490,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (CLUSTER > 1 && lane == 1) te_mbar_arrive_there(empty_there + 8 * slot);
     };
 
-    // Ping-pong: a warpgroup starts a tile only after the last slab of its partner's tile has arrived (barrier 3 +
-    // group). Before that, the barrier of a slot could still be a whole phase behind. A wait for it would then end too
-    // early, because a barrier knows only whether its phase is odd or even.
+    // PINGPONG: a warpgroup starts a tile only after the last slab of its partner's tile has arrived (barrier 3 +
+    // group). A wait at a slot's barrier knows only the parity of the phase. So the wait could end one phase too early.
     if (PINGPONG && group == 1) te_meet_later<256>(3);
-    // PROMOTE: one warpgroup should add its sums in f32 while the other multiplies, instead of both doing the same at
-    // once. So before it multiplies, a warpgroup waits until the other one has done half of its multiplications. This
-    // wait only makes the kernel faster, and its length is bounded.
+    // PROMOTE: a warpgroup waits until the other has done half of its multiplications. So one adds its sums while the
+    // other multiplies. The wait only saves time, and is bounded.
     auto set_busy = [&](te_u32 is) {
         if (threadIdx.x % 128 == 0) te_sts4(busy + 4 * group, is);
     };
@@ -642,8 +640,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                                                                         // DOWN: parts of these rows
         te_gemm_stage<COLUMNS> stage = {(float *)(base + STAGES * SLOT + warp * te_gemm_stage<COLUMNS>::BYTES)};
 #pragma unroll 1
-        // This loop is not unrolled, so that the code of the store exists once. The inner loop is unrolled, because acc
-        // lies in registers, and a register cannot be chosen by an index at run time.
+        // The outer loop is not unrolled, so that the store's code exists once. The inner loop is unrolled, because an
+        // index at run time cannot choose a register.
         for (int part = 0; part < SUMS * ACROSS * DOWN; part++) {
 #pragma unroll
             for (int p = 0; p < SUMS * ACROSS * DOWN; p++)

@@ -1,5 +1,4 @@
-// ops/gemm/gemm_mma.cu: computes D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and
-// later (mma.sync), for any m, n and k.
+// ops/gemm/gemm_mma.cu: computes D = epilogue(scale_a scale_b op(A) op(B) + bias) + D with mma.sync (sm_80 and later).
 //
 //            BN
 //       +----+----+
@@ -8,23 +7,19 @@
 //       | w2 | w3 |  ...
 //       +----+----+
 //
-// A block computes a tile of D of BM x BN elements. Each of its warps computes WM x WN elements of the tile. A and B
-// are copied to shared memory in slabs of 64 bytes of k, that is 16 values of 32 bits, 32 of 16 bits, or 64 of 8 bits.
-// There are four slots for slabs. While slab s is multiplied, cp.async copies slab s + 3. While half a slab is
-// multiplied, the fragments of the next half are read. Operands that are not ALIGNED go through registers instead of
-// cp.async.
+// A block computes a tile of D of BM x BN elements. Each of its warps computes WM x WN elements of the tile.
 //
-// An operand may be K-major; then its rows in a slot are 64 bytes along k. With 16 or 32 bits it may also be MN-major;
-// then ldmatrix.trans transposes it (16 bits), or it is read word by word (32 bits).
+// A and B are copied to shared memory in slabs of 64 bytes of k. There are four slots for slabs. While slab s is
+// multiplied, cp.async copies slab s + 3. Operands that are not ALIGNED go through registers instead of cp.async.
 //
-// Within each row of a slot, pieces of 16 bytes are permuted. So neither copies nor reads of fragments have bank
-// conflicts. Rows and columns beyond the end are read as zeros, and not stored.
+// Operands of 16 or 32 bits may be K-major or MN-major. FP8 operands are K-major.
 //
-// The tensor cores multiply bf16, f16, or f32 rounded to TF32. On sm_89 and sm_120 they also multiply FP8 directly. On
-// other GPUs FP8 is decoded exactly into f16, in registers.
+// Within each row of a slot, pieces of 16 bytes are permuted to avoid bank conflicts.
 //
-// With block scales, the sum over each two slabs (128 values of k) is scaled, and added up in f32. The scales are
-// loaded from device memory one slab before they are needed.
+// The tensor cores multiply bf16, f16, or f32 rounded to TF32. On sm_89 and sm_120 they also multiply FP8. On other
+// GPUs FP8 is decoded exactly into f16.
+//
+// With block scales, the sum over each two slabs (128 values of k) is scaled, and added up in f32.
 //
 // Options:
 //          A_DT, B_DT  te_dtypes of the same size
@@ -40,6 +35,7 @@
 //
 // Launch: grid (tiles, splits). Split s multiplies k from s * k_split on, and writes to D + s * d_split. With BLOCK,
 // k_split is a multiple of 128. With GROUPED there is one split, and `tiles` is the largest possible number of tiles.
+//
 // Block and shared memory follow from TILE:
 //
 //          TILE   BM x BN     warps of      block   shared
@@ -94,8 +90,8 @@
 #define SLAB 64           // bytes of k
 #define BK (SLAB / SIZE)  // elements of k
 #define SLOT ((BM + BN) * SLAB)
-// The FP8 tensor cores accumulate with less precision than f32, so their sums over each 128 values of k are added up in
-// f32 (PROMOTING). If FP8 is decoded into f16, the sums have the precision of f32 anyway.
+// FP8 tensor cores accumulate with less precision than f32. So their sums over 128 values of k are added up in f32.
+// Products in f16 have the precision of f32 anyway.
 #define PROMOTING (BLOCK || (PROMOTE && TE_HAS_FP8_MMA))
 static_assert(TILE == 0 || TILE == 3 || (SIZE != 4 && ALIGNED && !PROMOTING), "registers");
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
@@ -103,27 +99,26 @@ static_assert(FP8 || !BLOCK, "blocks of fp8");
 
 // ---- device to shared memory ----------------------------------------------------------------------------------------
 
-// Returns the offset of 16-byte piece number `piece` of row `row` of an operand's slab in shared memory. The pieces of
-// a row are permuted to avoid bank conflicts. In a K-major slab a row has four pieces, and two rows fill the 128 bytes
-// of all banks. In other slabs a row has R elements. There, eight rows of 16-bit elements, or four rows of 32-bit
-// elements, are read at a time.
+// Returns the offset in a slab of 16-byte piece number `piece` of row `row`. The permutation avoids bank conflicts.
+//
+// K-major: a row has four pieces; two rows fill all banks.
+// Others: a row has R elements; eight rows of 16-bit elements, or four of 32-bit elements, are read at a time.
 template <int R, int K_MAJOR> TE_DEV te_u32 te_piece(int row, int piece) {
     if (K_MAJOR) return (te_u32)(row * SLAB + ((piece ^ ((row >> 1) & 3)) << 4));
     return (te_u32)(row * R * SIZE + ((piece ^ (SIZE == 2 ? row & 7 : (row & 3) << 1)) << 4));
 }
 
-// One thread's share of the copies of an operand to shared memory: PIECES pieces of 16 bytes of each slab. These pieces
-// are STEP rows apart.
+// One thread's copies of an operand to shared memory: PIECES pieces of 16 bytes of each slab, STEP rows apart.
 template <int R, int K_MAJOR> struct te_copier {
     enum {
         PER_ROW = K_MAJOR ? SLAB / 16 : R * SIZE / 16, // pieces
         STEP = THREADS / PER_ROW,
         PIECES = R * SLAB / 16 / THREADS
     };
-    const char *base, *at, *end; // base: the operand; at: this thread's first piece of the next slab; end: where the
-                                 // operand ends
-    te_i64 ld, k_left;     // ld: bytes from row to row; k_left: k that is left from this thread's first piece on, in
-                           // bytes (K-major) or rows
+    const char *base, *at, *end; // base: the operand; at: this thread's first piece of the next slab; end: end of the
+                                 // operand
+    te_i64 ld, k_left;     // ld: bytes from row to row; k_left: k left from this thread's first piece on, in bytes
+                           // (K-major) or rows
     int valid;             // K-major: bit i is set if row i exists. Else: bytes of the piece that exist
     te_u32 to;
     te_part part[PIECES];
@@ -148,8 +143,7 @@ template <int R, int K_MAJOR> struct te_copier {
         }
     }
 
-    // Starts the copy of a slab. Aligned operands are copied by cp.async. Other operands are loaded into registers,
-    // which put() later writes to shared memory.
+    // Starts the copy of a slab. Operands that are not ALIGNED are loaded into registers, for put().
     TE_DEV void ask(te_u32 slot) {
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
@@ -168,15 +162,14 @@ template <int R, int K_MAJOR> struct te_copier {
 #pragma unroll
         for (int i = 0; i < PIECES && !ALIGNED; i++) te_sts16(slot + to_of(i), part[i].get());
     }
-    // STEP is a multiple of the period of the permutation in te_piece, so piece i lies exactly i * STEP rows behind the
-    // first.
+    // STEP is a multiple of the permutation's period in te_piece.
     TE_DEV te_u32 to_of(int i) const { return to + (te_u32)(i * STEP * (K_MAJOR ? SLAB : R * SIZE)); }
 };
 
 // ---- shared memory to fragments -------------------------------------------------------------------------------------
 
-// Loads the fragments of A for rows row .. row + 15 of the tile and for 32 bytes of k: the first (half = 0) or the
-// second half of the slab.
+// Loads the fragments of A for rows row .. row + 15 of the tile, and for the first (half = 0) or second half of the
+// slab.
 TE_DEV void te_load_a(te_u32 a[4], te_u32 slot, int row, int half) {
     int lane = threadIdx.x & 31;
     if (!A_T) {
@@ -197,8 +190,7 @@ TE_DEV void te_load_a(te_u32 a[4], te_u32 slot, int row, int half) {
     }
 }
 
-// Loads fragments of B: columns col .. col + 15 of the tile. b[0] and b[1] hold the first eight columns, b[2] and b[3]
-// the last eight.
+// Loads columns col .. col + 15 of B. b[0] and b[1] hold the first eight columns, b[2] and b[3] the last eight.
 TE_DEV void te_load_b(te_u32 b[4], te_u32 slot, int col, int half) {
     int lane = threadIdx.x & 31;
     if (B_T) {
@@ -235,8 +227,8 @@ struct te_fragments {
 // Adds A B over 32 bytes of k to acc.
 TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
 #if FP8 && !TE_HAS_FP8_MMA
-    // Decodes the lower two codes of every word first and the upper two later, since mma.sync of f16 takes two values a
-    // word. It does not matter which k a word holds, as long as A and B hold the same.
+    // A word has four FP8 codes, but mma.sync of f16 takes two values a word. The order of k may change, if A and B
+    // agree.
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         te_u32 bh[NI][2];
@@ -283,9 +275,12 @@ TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
 #define A_2D (BLOCK == 3) // numbers of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
-// The block scales of this thread's rows and columns. a[2 i] and a[2 i + 1] are the scales of rows g and g + 8 of
-// fragment i. b[2 j + c] is the scale of column 2 t + c of fragment j. If an operand has 2-D blocks, the whole tile
-// lies within one of its blocks. The scale of this block is multiplied into the scales of the other operand.
+// The block scales of this thread's rows and columns:
+//
+// a[2 i], a[2 i + 1]  rows g and g + 8 of fragment i
+// b[2 j + c]          column 2 t + c of fragment j
+//
+// A tile lies within one 2-D block. The block's scale is multiplied into the scales of the other operand.
 struct te_block_scales {
     float a[2 * MI], b[2 * NI];
 
@@ -383,8 +378,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1)
     float scale = te_gemm_scale(a);
     if (a.splits > 1) a.d = (float *)a.d + blockIdx.y * a.d_split;
 #pragma unroll 1
-    // This loop is not unrolled, so that the code of the store exists once. The inner loop is unrolled, because the
-    // accumulators lie in registers, and a register cannot be chosen by an index at run time.
+    // The outer loop is not unrolled, so that the store's code exists once. The inner loop is unrolled, because an
+    // index at run time cannot choose a register.
     for (int part = 0; part < MI; part++) {
 #pragma unroll
         for (int i = 0; i < MI; i++)

@@ -1,6 +1,6 @@
-// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D, and the products of te_op_grouped_gemm,
-// by plain f32 FMAs. It takes every layout, size and alignment, and every format except MXFP8 and NVFP4, which
-// gemm_prepare decodes first. It is the reference for the tensor-core kernels, and replaces them where they cannot run.
+// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D, also grouped, by plain f32 FMAs. It
+// takes every layout, size and alignment, and every format except MXFP8 and NVFP4. It is the reference for the
+// tensor-core kernels.
 //
 //        64 columns
 //      +-------------+
@@ -8,13 +8,13 @@
 // rows | y 0..15     |
 //      +-------------+
 //
-// 256 threads have 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3 and columns 4 x .. 4 x + 3. A and B
-// pass through shared memory as f32, 16 values of k at a time. The sums run over k in ascending order, so the bits
-// depend on the operands alone. Block scales multiply the sum over each 128 values of k.
+// Each of 256 threads has 4 x 4 accumulators. Thread (x, y) has rows 4 y .. 4 y + 3 and columns 4 x .. 4 x + 3.
 //
-// Launch: block 256; the grid has one block for each tile. If each group of a grouped GEMM has its own rows, the
-// grid has at least as many blocks as there can be tiles. There is no dynamic shared memory, and any alignment is
-// allowed.
+// The sums run over k in ascending order, so the bits depend on the operands alone. Block scales multiply the sum over
+// each 128 values of k.
+//
+// Launch: block 256; grid: one block for each tile. If groups divide the rows, the grid has the largest possible number
+// of tiles.
 //
 // te:baseline
 #include "ops/gemm/groups.cuh"
@@ -22,8 +22,8 @@
 #define TILE 64
 #define SLAB 16
 
-// Loads 64 x 16 elements of op(A), or of op(B) transposed, into to[k][row]. k_major says whether elements that are
-// neighbours along k are neighbours in memory.
+// Loads 64 x 16 elements of op(A), or of op(B) transposed, into to[k][row]. k_major: neighbours along k are neighbours
+// in memory.
 TE_DEV void te_naive_load(float to[SLAB][TILE + 4], const void *from, int dt, int k_major, te_i64 ld, te_i64 row0,
                           te_i64 rows, te_i64 k0, te_i64 ks) {
 #pragma unroll

@@ -1,26 +1,21 @@
 // ops/gemm/gemm_prepare.cu: copies operands that the GEMM kernels cannot read in place. There are two kinds of copies:
 //
-//   bytes   Rows of any alignment become rows at multiples of 16 bytes, because TMA needs that.
-//   codes   MXFP8 or NVFP4: each code times its scale becomes bf16, for tensor cores that do not read these formats.
-//           The product is exact (decode.cuh).
+//   bytes   Rows of any alignment become rows at multiples of 16 bytes, for TMA.
+//   codes   MXFP8 or NVFP4 codes times their scales become bf16. The product is exact (decode.cuh).
 //
 //   from  ... | x x x x | x x x x | x x . .
 //   to        [ x x x x   x x x x   x x 0 0 ]
 //
-// A thread takes 16 neighbouring bytes or codes of a row at a time. 16 bytes that begin anywhere lie in two aligned
-// words of 16 bytes. A neighbouring thread loads one of these words too, so that word is in the L1 cache.
+// A thread takes 16 neighbouring bytes or codes of a row at a time.
 //
-// For 16 codes a thread reads 16 bytes of fp8, or 8 bytes of fp4, and writes 32 bytes. Codes along a row share one
-// scale, since a scaling group has 32 codes (MXFP8) or 16 codes (NVFP4). In MXFP8's column-wise copy the groups run
-// down the columns, so each of the 16 codes has its own scale. The copy is K-major or MN-major like its operand, since
-// the bf16 kernels read both layouts. Elements beyond the end of a row become 0.
+// Codes along a row share one scale, since a scaling group has 32 codes (MXFP8) or 16 codes (NVFP4). In MXFP8's
+// column-wise copy each of the 16 codes has its own scale. The copy is K-major or MN-major like its operand.
 //
 // Memory bandwidth is the limit: 2 bytes for each byte that is moved, 3 for each fp8 code, 2.5 for each fp4 code.
 //
 // Benchmark: "odd ...", "gemm mxfp8", "gemm nvfp4" in tests/bench/h200.csv, and tests/bench/notes.md.
 //
-// Options: DECODED (1: the operands are codes with scales; 0: bytes; if left out, each operand is what its `side`
-// says).
+// Options: DECODED (1: the operands are codes with scales; 0: bytes; left out: each operand is what its `side` says).
 //
 // Launch: block 256, grid (any number of blocks, 2). Blocks with y = i copy the operand side[i]. Rows of the output
 // start at multiples of 16 elements.
@@ -61,8 +56,8 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_prepare(const __grid_c
             *(uint4 *)(s.out + row * s.ld_out + col) = te_load_part(from, 8 * n, end);
             continue;
         }
-        // `scales` has one byte for each code. The scales are loaded before the codes. In the other order, a thread
-        // would wait for its codes as soon as these branches end.
+        // The scales are loaded before the codes. In the other order, a thread would wait for its codes behind these
+        // branches.
         te_u32 scales[4], out[8];
         if (s.down) { // scales exist for columns up to a multiple of 128
 #pragma unroll

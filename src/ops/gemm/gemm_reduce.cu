@@ -1,9 +1,9 @@
-// ops/gemm/gemm_reduce.cu: the second half of a split-K product: D = epilogue(scale_a scale_b sum_s partial[s] + bias)
-// + D. `partial` is f32 [splits, m, ld], where ld is n rounded up to a multiple of 8. The sum runs over s in ascending
-// order, so the bits do not depend on which block ran first.
+// ops/gemm/gemm_reduce.cu: the end of a split-K product: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D.
 //
-// Launch: block 256, any one-dimensional grid. A thread computes eight columns at a time, in a grid-stride loop. Any
-//         alignment is allowed.
+// `partial` is f32 [splits, m, n rounded up to a multiple of 8]. The sum runs over s in ascending order, so the bits
+// are the same each time.
+//
+// Launch: block 256, any one-dimensional grid. Any alignment is allowed.
 //
 // te:arch 80
 #include "device/base.cuh"

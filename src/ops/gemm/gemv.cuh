@@ -2,9 +2,9 @@
 #pragma once
 #include "ops/gemm/epilogue.cuh"
 
-// Adds up the sums of all warps in order, applies the epilogue and stores a part of D: the products of OF_X lines
-// (rows of A or columns of B) of the long operand, from line `first` on, by all lines of the short operand. Split s
-// writes m rows, from row s * m of D on. WARPS and SHORT_A are options of the kernel.
+// Adds up the sums of all warps in order, applies the epilogue, and stores the results of OF_X lines of the long
+// operand, from line `first` on. A line is a row of A or a column of B. Split s writes to D from row s * m on. WARPS
+// and SHORT_A are options of the kernel.
 template <int OF_X, int FEW, int LINES>
 TE_DEV void te_gemv_finish(const te__gemm_kargs &a, const float (&sums)[WARPS][FEW][LINES], te_i64 first) {
     __syncthreads();

@@ -1,23 +1,22 @@
 // ops/gemm/gemv_k.cu: computes D = epilogue(scale_a scale_b op(A) op(B) + bias) + D if one operand has at most sixteen
-// lines: a product with one vector or a few, as in decoding. A line is a row of A or a column of B. The short operand
-// is Y, and the long one is X. Both are K-major. Reading X from memory is the limit.
+// lines. A line is a row of A or a column of B. The short operand is Y, and the long one is X. Both are K-major.
+// Reading X is the limit.
 //
 //        k
 //        +----+----+-- ..  --+----+----+
 //     16 | w0 | w1 |         | w0 | w1 | ..
 //        +----+----+-- ..  --+----+----+
 //
-// A block has 16 lines of X. Its warps take turns, each of 128 bytes of k. At the end the sums of the warps are added
-// in order. X and Y are loaded straight into registers, because no other block needs these bytes of X, and Y is in the
-// L1 cache.
+// A block has 16 lines of X. Its warps take turns, each of 128 bytes of k. X and Y are loaded straight into registers,
+// because no other block needs these bytes of X.
 //
-// mma.sync multiplies 16 lines of X by 8 lines of Y, over 16 values of k with 16 bits each. The order of k is free, if
-// it is the same for X and Y. So each lane loads whole pieces of 16 bytes, and uses their words as operands: from each
-// 64 bytes of a line, lane 4 g + t loads piece t, for lines g and g + 8 of X and for line g of Y. FP8 is decoded into
-// f16. MXFP8 and NVFP4 are decoded, with their scales, into bf16. All this is exact.
+// mma.sync multiplies 16 lines of X by 8 lines of Y, over 16 values of k. X and Y may have any order of k, if it is the
+// same. So each lane loads whole pieces of 16 bytes. Of each 64 bytes, lane 4 g + t loads piece t, for lines g and g +
+// 8 of X and for line g of Y.
 //
-// Lines may have any alignment. If 16 bytes do not begin at a multiple of 16, the two aligned pieces that hold them are
-// loaded and shifted.
+// FP8 is decoded into f16. MXFP8 and NVFP4, with their scales, are decoded into bf16. All this is exact.
+//
+// Lines may have any alignment. 16 bytes that are not aligned are shifted together from two aligned pieces.
 //
 // Benchmark: "gemv ..." in tests/bench/h200.csv.
 //
@@ -64,8 +63,8 @@
 #define A_2D (BLOCK == 3)   // numbers of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
-// Both functions below load sixteen bytes, which nothing may write while the kernel runs. With .L2::256B the L2 cache
-// fetches 256 bytes. This is faster except for aligned rows of 16-bit elements (tests/bench/notes.md).
+// Both functions load sixteen bytes, which nothing may write while the kernel runs. .L2::256B is faster except for
+// aligned 16-bit elements (tests/bench/notes.md).
 #if BITS == 16 && ALIGNED
 #define FETCH ""
 #else
@@ -84,11 +83,11 @@ TE_DEV uint4 te_gemv_load_once(const te_u8 *p) {
     return u;
 }
 
-// A line (row of A or column of B) of an operand. If `number` is beyond the last line, open() takes the last line. The
-// products of that line are then not stored.
+// A line (row of A or column of B) of an operand. Beyond the last line, open() takes the last line, and its products
+// are not stored.
 struct te_gemv_line {
-    const te_u8 *from, *end, *scale; // from: the start of the line; end: the end of the operand; scale: the operand's
-                                     // scales, with SCALES
+    const te_u8 *from, *end, *scale; // from: start of the line; end: end of the operand; scale: the operand's scales,
+                                     // with SCALES
     te_i64 line, ld_scale;
     TE_DEV void open(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, const void *scales, te_i64 ld_scales,
                      te_i64 number) {
@@ -97,8 +96,8 @@ struct te_gemv_line {
         end = (const te_u8 *)operand + (((lines - 1) * ld + k) * BITS + 7) / 8;
     }
 
-    // Loads sixteen bytes from element `at` on, which must be a multiple of PIECE. If not ALIGNED, this also reads up
-    // to 15 bytes before and behind them.
+    // Loads sixteen bytes from element `at` on, a multiple of PIECE. If not ALIGNED, also reads up to 15 bytes before
+    // and behind them.
     TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: the bytes stay in the L1 cache, since they are loaded again
         const te_u8 *p = from + at * BITS / 8;
         int by = ALIGNED ? 0 : (int)((te_u64)p & 15);
@@ -122,8 +121,8 @@ struct te_gemv_line {
         }
         return make_uint4(w[0], w[1], w[2], w[3]);
     }
-    // Returns the scales of the piece (16 bytes) at element `at` in the form that the decoder needs: one scale of
-    // MXFP8, or two of NVFP4. Beyond the last scale, it returns some finite number.
+    // Returns the decoder's scales of the 16 bytes at element `at`: one of MXFP8, or two of NVFP4. Beyond the last
+    // scale they are some finite number.
     TE_DEV uint2 scales(te_i64 at, te_i64 k) const {
         te_u32 r[2] = {0, 0};
 #pragma unroll
@@ -150,8 +149,7 @@ struct te_gemv_piece {
     }
 };
 
-// Multiplies 16 bytes of two lines of X by 16 bytes of one line of Y, and adds the products to `sum`. X is the long
-// operand and Y the short one; a line is a row of A or a column of B.
+// Adds to `sum` the products of 16 bytes of two lines of X and 16 bytes of one line of Y.
 TE_DEV void te_gemv_multiply(float sum[4], const te_gemv_piece &x, const te_gemv_piece &x8, const te_gemv_piece &y) {
     const int parts = BITS == 16 ? 2 : 16 / BITS; // parts of a word, each two values; words of 16-bit values are taken
                                                   // in pairs
@@ -188,8 +186,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
 #pragma unroll
     for (int i = 0; i < EIGHTS; i++)
         y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
-    // Lane 4 g + t has four sums for each eight lines (rows of A or columns of B) of Y. They are the products of
-    // lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1, 2 t, 2 t + 1 of Y.
+    // The sums of lane 4 g + t for each eight lines of Y: of lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1, 2 t,
+    // 2 t + 1 of Y.
     float sum[EIGHTS][4] = {};
     auto take = [&](te_i64 k, bool end) {
         te_gemv_piece u[2][2], v[2][EIGHTS];

@@ -1,6 +1,6 @@
 // ops/gemm/gemv_mn.cu: computes D = epilogue(scale_a scale_b op(A) op(B) + bias) + D if one operand has at most eight
-// lines. A line is a row of A or a column of B. The short operand is Y, and the long one is X. X is MN-major: for each
-// k, the values of all lines are contiguous. For a K-major X there is gemv_k. Reading X from memory is the limit.
+// lines. A line is a row of A or a column of B. The short operand is Y, and the long one is X. X is MN-major. Reading X
+// is the limit.
 //
 //            lines of X
 //        +----+----+-- .. --+----+
@@ -9,19 +9,16 @@
 //        |    |    |        |    |
 //        +----+----+-- .. --+----+
 //
-// A block has STEP lines of X. Its warps take turns of 16 values of k. At the end the sums of the warps are added in
-// order. Both operands are loaded from memory into registers.
+// A block has STEP lines of X. Its warps take turns of 16 values of k. Both operands are loaded into registers.
 //
 // mma.sync multiplies 16 lines of X by 8 lines of Y, over 16 values of k. The order of lines and of k is free. So lane
-// 4 g + t loads PIECE neighbouring lines, from line PIECE g on, for four values of k. A loaded word has the values of
-// two lines for one k, but a word for mma.sync has the values of one line for two k. So words are rearranged. Then the
-// lane's lines 2 i and 2 i + 1 are rows g and g + 8 of product i.
+// 4 g + t loads PIECE neighbouring lines, from line PIECE g on, for four values of k. A loaded word has two lines for
+// one k, but mma.sync needs one line for two k. So words are rearranged. Then the lane's lines 2 i and 2 i + 1 are rows
+// g and g + 8 of product i.
 //
-// A row of X has the values of all lines for one k. Rows may have any alignment, but loads need aligned addresses. So
-// if X is not ALIGNED, a warp takes only rows that start equally far behind a multiple of PIECE elements. These are
-// every PIECE-th row, because the alignment of row k + PIECE is that of row k. The warp's lines then begin up to PIECE
-// - 1 lines before those of the block. The final sums take this into account. A block also reads the first piece of the
-// next block's lines.
+// A row of X has the values of all lines for one k. Loads need aligned addresses. So if X is not ALIGNED, a warp takes
+// every PIECE-th row. These rows start equally far behind a multiple of PIECE elements. The warp's lines then begin up
+// to PIECE - 1 lines before those of the block.
 //
 // Benchmark: "gemv bf16 NN" in tests/bench/h200.csv, and tests/bench/notes.md.
 //
@@ -52,8 +49,8 @@
 // The values of PIECE lines (rows of A or columns of B) for one k.
 struct te_gemv_piece {
     te_u32 word[PIECE / 2];
-    // Loads a whole piece. Nothing writes these bytes while the kernel runs, and hardly any byte is read twice. If
-    // PIECE is 4, words 2 and 3 do not exist: the first asm, which does not run then, names words 0 and 1 instead.
+    // Nothing may write the piece while the kernel runs. If PIECE is 4, the first asm does not run. It names words 0
+    // and 1, because words 2 and 3 do not exist.
     TE_DEV void load(te_u64 at) {
         if (PIECE == 8)
             asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -83,9 +80,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
     const int few = (int)(SHORT_A ? a.m : a.n);
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 
-    // A row of X, the long operand, holds all lines (rows of A or columns of B) for one k. `row` is this lane's first
-    // row, and `line` is its first line. The lines of the warp start `by` lines before those of the block, so that
-    // loads are aligned.
+    // `row` and `line` are this lane's first row of X (one k) and its first line. The lines of the warp start `by`
+    // lines before those of the block, for aligned loads.
     te_i64 row = k0 + warp % KINDS + KINDS * 4 * t + TURN * (warp / KINDS);
     te_u64 x = (te_u64)(SHORT_A ? a.b : a.a) + 2 * row * ld;
     int by = ALIGNED ? 0 : (int)(x / 2 % PIECE);
@@ -96,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
     const te_i64 ld_y = SHORT_A ? a.lda : a.ldb, y_k = Y_T ? ld_y : 1, y_line = Y_T ? 1 : ld_y;
     const te_u16 *y = (const te_u16 *)(SHORT_A ? a.a : a.b) + min(g, few - 1) * y_line + row * y_k;
 
-    // sum: the products of lines 2 i, 2 i, 2 i + 1, 2 i + 1 of X by lines 2 t, 2 t + 1, 2 t, 2 t + 1 of Y
+    // lines 2 i, 2 i, 2 i + 1, 2 i + 1 of X by lines 2 t, 2 t + 1, 2 t, 2 t + 1 of Y
     float sum[PIECE / 2][4] = {};
     auto take = [&](bool end) {
         te_gemv_piece u[4];
@@ -109,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
             else if (left == 1)
                 u[i].load_some(at, line < 0 ? (int)-line : 0,
                                (int)min(lines - line, (te_i64)PIECE) - 1); // the last row of X may end the memory, so
-                                                                           // nothing beyond it may be read
+                                                                           // nothing beyond may be read
             else u[i].clear();
             v[i] = !end || left > 0 ? __ldg(y + i * KINDS * y_k) : 0;
         }

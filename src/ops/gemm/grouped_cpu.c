@@ -1,8 +1,8 @@
 /* ops/gemm/grouped_cpu.c: grouped GEMMs on the CPU, with one te_op_gemm for each group. This file may use tensors.
  * It must not depend on CUDA. */
 
-/* Returns a `rows` x `cols` part of x, which is seen as a matrix [M, N]. The part begins at element (row, col). The
- * result is stored in *part, which must live as long as the result is used. Returns NULL if x is NULL. */
+/* Returns `rows` x `cols` elements of the matrix x from (row, col) on, as a view. The view is stored in *part.
+ * Returns NULL if x is NULL. */
 static te_tensor *te__grouped_part(te_tensor *part, const te_tensor *x, int64_t row, int64_t col, int64_t rows,
                                    int64_t cols) {
     int64_t ld;
@@ -18,8 +18,7 @@ static te_tensor *te__grouped_part(te_tensor *part, const te_tensor *x, int64_t 
     return part;
 }
 
-/* Returns the end of group g, at most `total`. `begin` is the start of the group. If g is -1, returns the start of
- * group 0. */
+/* Returns the end of group g, at most `total`. `begin` is the group's start. g = -1: returns the start of group 0. */
 static int64_t te__grouped_end(const te_op_grouped_gemm_args *a, int64_t g, int64_t begin, int64_t total) {
     const te_tensor *x = a->sizes ? a->sizes : a->offsets;
     int64_t at = a->sizes ? g : g + 1, v = 0;

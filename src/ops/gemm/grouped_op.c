@@ -1,8 +1,7 @@
 /* ops/gemm/grouped_op.c: checks the calls of grouped GEMMs. This file may use tensors. It must not depend on the
  * backend. */
 
-/* Returns the arguments of te_op_gemm for a single product with the rows (or the values of k) of all groups. Only the
- * fields that both operations have are set. */
+/* Returns the arguments of te_op_gemm for a single product over all groups, as far as both operations have them. */
 static te_op_gemm_args te__grouped_one(const te_op_grouped_gemm_args *a) {
     te_op_gemm_args g = TE_ZERO;
     g.a = a->a;

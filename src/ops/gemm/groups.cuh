@@ -1,6 +1,5 @@
 // ops/gemm/groups.cuh: device functions for grouped GEMMs. They find the group and the tile of a thread block from the
-// sizes of the groups, which are in device memory. They turn the arguments of the whole call into the arguments of one
-// group's product. Every warp repeats this computation. It adds up the sizes of 32 groups in five steps.
+// sizes of the groups in device memory. Every warp repeats this search.
 #pragma once
 #include "ops/gemm/epilogue.cuh"
 
@@ -16,16 +15,17 @@ TE_DEV te_i64 te_warp_scan(te_i64 v) {
 }
 TE_DEV te_i64 te_clamp(te_i64 v, te_i64 low, te_i64 high) { return v < low ? low : v > high ? high : v; }
 
-// Goes through the groups in order, 32 at a time, one for each lane. It finds where each group lies and which tiles it
-// has; tiles are counted through all groups. All 32 threads of the warp must call the functions of this struct.
+// Goes through the groups in order, one for each lane. Tiles are counted through all groups. All 32 lanes must call
+// these functions.
 struct te_group_scan {
     te_i64 before, tiles_before; // where the next 32 groups start
     te_i64 begin, end;           // rows, or values of k, of the lane's group
     te_i64 tiles_begin, tiles_end;
     TE_DEV te_group_scan() : before(0), tiles_before(0) {}
-    // Moves this lane on to group g. No group ends beyond `total`, and groups behind the last one are empty. If each
-    // group has its own rows, `bm` rows have per_row tiles. If each group has its own part of k (along_k), a group has
-    // per_row tiles, but an empty group has none if skip_empty is set.
+    // Moves this lane on to group g. No group ends beyond `total`. Groups behind the last one are empty.
+    //
+    // Groups of rows: each `bm` rows have per_row tiles. Groups along k: a group has per_row tiles, but an empty one
+    // has none if skip_empty.
     TE_DEV void next(const te__gemm_grouping &s, te_u32 g, te_i64 total, int bm, te_u32 per_row, bool skip_empty) {
         bool there = g < (te_u32)s.count;
         if (s.offsets) {
@@ -52,8 +52,7 @@ TE_DEV const void *te_gemm_at(const void *p, te_i64 element, int dt) {
     return (const char *)p + element * te_gemm_size(dt);
 }
 
-// Returns the arguments for one group's product. The group begins at row (or value of k) `begin`, and has `size` rows
-// (or values of k).
+// Returns the arguments of one group's product. `begin` and `size` count rows, or values of k.
 TE_DEV te__gemm_kargs te_group_product(const te__gemm_kargs &a, te_u32 group, te_i64 begin, te_i64 size) {
     te__gemm_kargs g = a;
     if (a.groups.along_k) {
@@ -80,9 +79,8 @@ TE_DEV te__gemm_kargs te_group_product(const te__gemm_kargs &a, te_u32 group, te
     return g;
 }
 
-// Finds the group of a tile. On entry, `tile` is the index of a bm x bn tile among the tiles of all groups. On
-// return, `tile` is the index within its group, and g has the arguments of the group's product. Returns false if there
-// is no such tile. An empty group has no tiles if it would add nothing to D.
+// Finds the group of a tile. `tile` counts through all groups on entry, and within its group on return. Returns false
+// if there is no such tile.
 TE_DEV bool te_group_open(const te__gemm_kargs &a, int bm, int bn, te_u32 &tile, te__gemm_kargs &g) {
     te_u32 per_row = (te_u32)te_div_up(a.n, bn) * (a.groups.along_k ? (te_u32)te_div_up(a.m, bm) : 1);
     te_group_scan at;

@@ -1,9 +1,8 @@
-/* ops/gemm/kargs.h: the arguments of the gemm kernels. The host's compiler and the kernels' compiler both read this
- * file, so it has plain structs alone. */
+/* ops/gemm/kargs.h: the arguments of the gemm kernels. The host's and the kernels' compilers both read this file. */
 
-/* How the operands of te_op_grouped_gemm lie in memory. If each group has its own rows, A and D hold the groups
- * one after the other, and B is a stack with one matrix for each group. If each group has its own part of k
- * (`along_k`), A and B hold the groups one after the other along k, and D is a stack. */
+/* How the operands of te_op_grouped_gemm lie in memory:
+ * - Groups of rows: A and D hold the groups one after the other. B is a stack of matrices.
+ * - Groups along k (`along_k`): A and B hold the groups one after the other. D is a stack of matrices. */
 typedef struct te__gemm_grouping {
     const void *sizes;     /* [count], or [count + 1] offsets */
     long long b_elements;  /* elements from one group to the next in B, or in D with along_k */
@@ -16,18 +15,17 @@ typedef struct te__gemm_grouping {
 
 /* The arguments of D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0), as in te_op_gemm_args. */
 typedef struct te__gemm_kargs {
-    long long k_split; /* number of values of k in one split, a multiple of the slab (the values of k that a kernel
-                        * loads at a time); at least k if k is not split. This must be the first member, because of a
-                        * bug of NVRTC 12.0: a kernel that changes a copy of the struct still reads the first member
-                        * from the original. No kernel changes k_split in a copy */
+    long long k_split; /* values of k in one split: at least k, or a multiple of a kernel's slab. Must be the first
+                        * member: with NVRTC 12.0, a kernel that changes a copy of the struct reads this member from
+                        * the original */
     const void *a, *b; /* op(A) m x k: element (i, p) at i * lda + p, or p * lda + i if a_t */
     void *d;           /* [m, ldd] */
     void *aux;         /* [m, ldaux] of d_dt, or NULL */
     const void *bias;  /* [n], or NULL */
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a [m], with columns_b [n] */
-    const float *block_a, *block_b; /* block scales (see te_op_block_quantize): [lines / 128, k / 128] for 2-D blocks,
-                                     * [k / 128, lines] for 1-D blocks. A line is a row of op(A) or a column of op(B).
-                                     * gemv_k also gets the scales of MXFP8 and NVFP4 here, as bytes */
+    const float *block_a, *block_b; /* block scales: [lines / 128, k / 128] for 2-D blocks, [k / 128, lines] for 1-D
+                                     * blocks. A line is a row of op(A) or a column of op(B). For gemv_k also scales
+                                     * of MXFP8 and NVFP4, as bytes */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 8] */
     float *row_sums;                /* gemm_hopper: sums of D's columns, one for each 16 rows: [m / 16 rounded up, n] */
     long long m, n, k;        /* in a grouped GEMM, m (or k, with along_k) is the sum over all groups */
@@ -43,13 +41,13 @@ typedef struct te__gemm_kargs {
     int vector; /* whether rows of D and aux start at multiples of 8 elements and of 16 bytes */
     int rows_a, columns_b; /* whether scale_a has one number for each row of D, and scale_b one for each column */
     int block;             /* te__gemm_block_kind; 0: no block scales */
-    int phase, phases, first_b; /* gemm_hopper with BLOCK = 4: row i of A has the scale at index phase + i * phases
-                                 * (te__gemm_has_phases). B may be a part of a tensor that begins at column first_b */
+    int phase, phases, first_b; /* BLOCK = 4 of gemm_hopper: the scale of row i of A has index phase + i * phases,
+                                 * and B begins at column first_b of its tensor */
     te__gemm_grouping groups;
 } te__gemm_kargs;
 
-/* A name has the shape of the blocks of A, then that of the blocks of B. 1D is 1 x 128 and 2D is 128 x 128. With
- * SHIFTED, B does not begin at the start of a block. */
+/* The shape of the blocks of A, then of B: 1D is 1 x 128, 2D is 128 x 128. SHIFTED: B does not begin at the start of
+ * a block. */
 typedef enum te__gemm_block_kind {
     TE__GEMM_1D_1D = 1,
     TE__GEMM_1D_2D = 2,
@@ -57,8 +55,7 @@ typedef enum te__gemm_block_kind {
     TE__GEMM_1D_2D_SHIFTED = 4
 } te__gemm_block_kind;
 
-/* One operand of gemm_prepare. The kernel either moves its bytes, or decodes codes of MXFP8 or NVFP4 into bf16. Rows of
- * `out` start at multiples of 16 bytes, or of 16 bf16 elements if codes are decoded. */
+/* One operand of gemm_prepare. Rows of `out` start at multiples of 16 bytes, or of 16 bf16 if codes are decoded. */
 typedef struct te__gemm_prepare_side {
     const unsigned char *from;   /* NULL: there is nothing to do, and rows is 0 */
     const unsigned char *scale;  /* the scales of codes; else NULL */
@@ -75,8 +72,7 @@ typedef struct te__gemm_prepare_kargs {
     int swizzled;
 } te__gemm_prepare_kargs;
 
-/* Bits of gemm_hopper's option STORE. They say which parts the epilogue has, and whether TMA stores D; if not,
- * epilogue.cuh stores it. */
+/* Bits of gemm_hopper's option STORE: the parts of the epilogue, and whether TMA stores D. */
 enum {
     TE__GEMM_STORE_TMA = 1,
     TE__GEMM_STORE_BIAS = 2,
@@ -88,8 +84,7 @@ enum {
     TE__GEMM_STORE_LINES = 128 /* scales of rows or columns; not with TMA */
 };
 
-/* The bytes of shared memory of a gemm_hopper block, which are the most that a block can have. They hold the ring
- * buffer for A and B, the buffers of the epilogue, block scales and barriers. */
+/* The bytes of shared memory of a gemm_hopper block: the most that a block can have. */
 #define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* The rows and the tiles of one group of a grouped GEMM, as the kernel gemm_groups computes them. */

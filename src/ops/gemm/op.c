@@ -1,8 +1,8 @@
 /* ops/gemm/op.c: sets the default values of matrix products and checks their calls. This file may use tensors. It must
  * not depend on the backend. */
 
-/* Returns the leading dimension of x as a matrix [M, N]: the number of elements from one row to the next. Rows of 4-bit
- * elements start at whole bytes. Returns -1 in these cases:
+/* Returns the number of elements from one row of the matrix x [M, N] to the next. Rows of 4-bit elements start at
+ * whole bytes. Returns -1 in these cases:
  * - The last dimension is strided.
  * - The other dimensions do not collapse into one.
  * - Rows overlap. */
@@ -52,8 +52,8 @@ static int64_t te__gemm_groups(te_scaling s, int64_t k) {
     return te__div_up(k, s == TE_SCALING_NVFP4 ? 16 : s == TE_SCALING_MXFP8 ? 32 : 128);
 }
 
-/* Returns the leading dimension of the scales of an operand with `size` lines of k elements. `columnwise` is for MXFP8
- * codes that are stored as [k, size]. */
+/* Returns the leading dimension of the scales of an operand with `size` lines of k elements. `columnwise`: MXFP8
+ * codes stored as [k, size]. */
 static int64_t te__gemm_scale_ld(te_scaling s, bool columnwise, int64_t size, int64_t k) {
     if (s == TE_SCALING_BLOCK_1D) return te__round_up(size, 4);
     return columnwise ? te__round_up(size, 128) : te__round_up(te__gemm_groups(s, k), 4);

@@ -1,5 +1,4 @@
-// ops/gemm/shift.cuh: loads sixteen bytes from an address of any alignment. It loads the aligned words that hold these
-// bytes, and combines the bytes by shifts.
+// ops/gemm/shift.cuh: loads sixteen bytes from an address of any alignment.
 #pragma once
 #include "device/base.cuh"
 
@@ -19,9 +18,8 @@ TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// Loads the first `bits` bits at `from`, at most 128, followed by zeros. If `bits` is 0 or less, all are zeros. Loads
-// aligned words of 16 bytes if they end before `end`, and single bytes otherwise. ask() starts the loads and get()
-// returns the result, so that several loads can be under way before the first result is used.
+// Loads the first `bits` bits at `from` (at most 128), followed by zeros. Reads nothing from `end` on. Several loads
+// can be under way between ask() and get().
 struct te_part {
     const te_u8 *from;
     int bits;

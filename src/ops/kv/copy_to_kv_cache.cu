@@ -1,8 +1,7 @@
 // ops/kv/copy_to_kv_cache.cu: copies keys and values of new tokens to their places in a cache, which may have pages
 // (te__kv_place).
 //
-// Launch: grid (tokens or fewer, 2); the blocks with y = 0 copy keys, those with y = 1 values. Blocks have 128 threads,
-//         which step through the heads and channels of a token. Any formats are allowed.
+// Launch: grid (tokens or fewer, 2); block 128. Blocks with y = 0 copy keys, those with y = 1 values.
 //
 // te:baseline
 #include "device/base.cuh"

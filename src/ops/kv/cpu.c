@@ -36,8 +36,7 @@ static void te__kv_copy_rows(void *user, int64_t begin, int64_t end) {
     }
 }
 
-/* Checks, before anything is written, that all tokens fit into the cache. Only the CPU checks this, since on the GPU
- * the host cannot read the lengths, starts and page numbers. */
+/* Checks that all tokens fit into the cache. Only the CPU checks this. On the GPU the host cannot read the lengths. */
 static te_result te__kv_check_places(te_ctx *te, const te__kv_copy_kargs *a) {
     const long long room = (long long)a->page_size * a->pages_of_each;
     long long page;
@@ -58,8 +57,8 @@ static te_result te__kv_check_places(te_ctx *te, const te__kv_copy_kargs *a) {
             return te__fail(te, TE_ERR_INVALID,
                             "copy_to_kv_cache: sequence %d adds %lld tokens to %d, and the cache has room for %lld", b,
                             n, a->start[b], room);
-        /* The page table's entries before the page of the first new token are not checked. Those pages are not written,
-         * and may no longer belong to the sequence. */
+        /* Entries before the page of the first new token are not checked. Those pages may no longer belong to the
+         * sequence. */
         for (i = n > 0 ? a->start[b] / a->page_size : 0; n > 0 && a->table && i <= (a->start[b] + n - 1) / a->page_size;
              i++) {
             page = a->table[(long long)b * a->pages_of_each + i];
@@ -78,8 +77,7 @@ static te_result te__cpu_copy_to_kv_cache(te_ctx *te, const te_op_copy_to_kv_cac
     return result;
 }
 
-/* Returns an element of a mask in the form of an additive mask. In a U8 mask, 0 is a hidden key and becomes -inf; any
- * other value is a visible key and becomes 0. */
+/* Returns an element of the mask as that of an additive mask. In a U8 mask, 0 is a hidden key and becomes -inf. */
 static float te__mask_value(const te__causal_mask_kargs *a, long long at) {
     if (a->dt == (int)TE_U8) return ((const uint8_t *)a->mask)[at] ? 0.0f : -HUGE_VALF;
     return te__load_element(a->mask, (te_dtype)a->dt, at);

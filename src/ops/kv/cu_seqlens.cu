@@ -1,10 +1,8 @@
-// ops/kv/cu_seqlens.cu: counts the tokens of each sequence. Each 0 in the mask is a token. The kernel writes the
-// cumulative counts, which say where each sequence begins.
+// ops/kv/cu_seqlens.cu: writes the cumulative numbers of tokens of the sequences. Each 0 in the mask is a token.
 //
 //   cu[0] = 0,  cu[b + 1] = cu[b] + number of zeros in mask[b, 0 .. length - 1]
 //
-// A warp counts a sequence. Counts are added up for 1024 sequences at a time. Each thread adds up all counts up to its
-// own sequence, which is fast enough since batches are small.
+// A warp counts a sequence. Each thread adds up all counts up to its own sequence.
 //
 // Launch: one block of 1024 threads.
 //

@@ -1,13 +1,12 @@
 // ops/kv/detect_causal_mask.cu: finds out whether a mask is the mask of causal attention with a sliding window. v is an
 // element of the mask.
 //
-//   strict      Checks every row of every matrix. A matrix that a stride of 0 repeats is checked once. Row i must have
-//               v == 0 for the keys i - left .. i, and v < -10000 for all other keys.
+//   strict      Checks every row of every matrix. Row i must have v == 0 for the keys i - left .. i, and v < -10000 for
+//               all other keys.
 //   otherwise   Checks only rows 0 and s - 1 of head 0 of each sequence. The number of keys with v > -10000 must be the
 //               number of keys that the row sees. In the very first row, keys 0 and s - 1 are checked too.
 //
-// A block takes one row after the other, and each of its threads every 1024th key. If a row fails the check, thread 0
-// of its block sets a flag that all blocks share. The block that ends last writes the result and sets the flag to 0.
+// A block takes one row after the other. The block that ends last writes the result, and sets the flag `failed` to 0.
 //
 // Launch: blocks of 1024 threads, up to one for each row.
 //

@@ -1,5 +1,5 @@
-/* ops/kv/kargs.h: the arguments of the kernels for the lengths of sequences and for caches of keys and values. The
- * host's compiler and the kernels' compiler both read this file. */
+/* ops/kv/kargs.h: the arguments of the kernels for sequence lengths and KV caches. The host's and the kernels'
+ * compilers both read this file. */
 #ifndef TE__KV_KARGS_H
 #define TE__KV_KARGS_H
 
@@ -45,16 +45,16 @@ typedef struct te__causal_mask_kargs {
     int dt, strict;
 } te__causal_mask_kargs;
 
-/* `at` is the index of a row among the rows that are checked. The function returns the position of the first element
- * of this row in the mask. It sets *i to the index of the row within its matrix. */
+/* Returns the position in the mask of the first element of the checked row number `at`. Sets *i to the row's index
+ * within its matrix. */
 TE__BOTH long long te__mask_row(const te__causal_mask_kargs *a, long long at, long long *i) {
     const long long matrix = a->strict ? at / a->s : at / 2, h = a->strict ? matrix % a->heads : 0,
                     b = a->strict ? matrix / a->heads : matrix;
     *i = a->strict ? at % a->s : at % 2 ? a->s - 1 : 0;
     return b * a->stride_b + h * a->stride_h + *i * a->stride_i;
 }
-/* Returns whether v, the mask's element for row i and key j, is what a causal mask has there. Without `strict`, checks
- * only keys 0 and s - 1 of the very first row (`first`). */
+/* Returns whether v, the mask's element for row i and key j, is that of a causal mask. Without `strict`, checks only
+ * two keys of the `first` row. */
 TE__BOTH bool te__mask_key_fits(const te__causal_mask_kargs *a, bool first, long long i, long long j, float v) {
     if (a->strict) return j <= i && i - j <= a->left ? v == 0.0f : v < -10000.0f;
     return !first || ((j > 0 || v > -10000.0f) && (j < a->s - 1 || v < -10000.0f));
@@ -64,9 +64,8 @@ TE__BOTH long long te__mask_row_keys(const te__causal_mask_kargs *a, long long i
     return i < a->left ? i + 1 : a->left + 1;
 }
 
-/* Finds the place of row `at` of x (new keys or values) in the cache. Sets *b to the row's sequence, *t to its position
- * along x's dimension of tokens, and *page and *row to its place in the cache. Returns false if the row is padding or
- * has no place in the cache. */
+/* Finds where row `at` of x (new keys or values) goes in the cache: *page and *row. Sets *b to its sequence, and *t
+ * to its position along x's tokens. Returns false if the row is padding or does not fit. */
 TE__BOTH bool te__kv_place(const te__kv_copy_kargs *a, long long at, int *b, long long *t, long long *page,
                            long long *row) {
     long long i, to;

@@ -1,5 +1,5 @@
-// ops/loss/cross_entropy_count.cu: counts the targets that are ids of the vocabulary (0 .. v - 1) and not
-// ignored. The count is summed as an integer, and rounded to f32 only at the end.
+// ops/loss/cross_entropy_count.cu: counts the targets in 0 .. v - 1 that are not ignored. The count is rounded to f32
+// only at the end.
 //
 // Launch: one block of 1024 threads.
 //

@@ -1,5 +1,5 @@
-// ops/loss/cross_entropy_merge.cu: computes the loss of each row if its columns are split among ranks. It merges the
-// ranks' parts of the row in the order of the ranks.
+// ops/loss/cross_entropy_merge.cu: computes the loss of each row from the parts of all ranks, in the order of the
+// ranks.
 //
 //   lse = m + ln sum over ranks of exp(lse_r - m),  m = max lse_r
 //

@@ -1,8 +1,7 @@
-/* ops/loss/kargs.h: the arguments of the loss kernels. The host's compiler and the kernels' compiler both read this
- * file, so it has plain structs alone. */
+/* ops/loss/kargs.h: the arguments of the loss kernels. The host's and the kernels' compilers both read this file. */
 
-/* The arguments of cross_entropy_fwd. It computes loss[m] and lse[m], or only `parts` if `parts` is not NULL. The
- * vocabulary has `vocab` entries. The logits [m, v] are those of entries `start` to `start` + v - 1. */
+/* The arguments of cross_entropy_fwd. If `parts` is not NULL, `loss` and `lse` are not written. The logits [m, v]
+ * are those of vocabulary entries `start` to `start` + v - 1. */
 typedef struct te__cross_entropy_fwd_kargs {
     struct te__outside *outside;
     const void *logits;

@@ -1,5 +1,4 @@
-// ops/loss/loss.cuh: functions for one row of logits. They find the part of the row that can be read in vectors,
-// and whether the target is ignored. They compute the loss from the sums of the row.
+// ops/loss/loss.cuh: functions for one row of logits.
 #pragma once
 #include "device/outside.cuh"
 
@@ -16,8 +15,8 @@ TE_DEV te_i64 te_loss_target(const void *target, te_i64 row, int dt, te_i64 igno
     return t == ignore_index || t < 0 || t >= v ? -1 : t;
 }
 
-// Reports the target of a row as outside of the vocabulary, unless it is ignore_index. The caller has already found
-// that te_loss_target returns -1 for this row.
+// Reports the target of a row as outside of the vocabulary, unless it is ignore_index. te_loss_target must have
+// returned -1.
 TE_DEV void te_loss_tell(te__outside *to, const void *target, te_i64 row, int dt, te_i64 ignore_index, te_i64 v) {
     te_i64 t = te_load_index(target, row, dt);
     if (t != ignore_index) te_tell_outside(to, t, row, v);
@@ -29,8 +28,7 @@ TE_DEV float te_loss_of(float lse, float x_target, float sum, float smoothing, t
 }
 TE_DEV float te_loss_reference(float m) { return m == -TE_INF ? 0.0f : m; }
 
-// The part of a row that can be read in vectors of eight: elements head .. head + 8 * vectors - 1. `tail` is the first
-// element after this part.
+// A row in vectors of eight: elements head .. head + 8 * vectors - 1. `tail` is the first element behind them.
 struct te_loss_span {
     te_i64 head, vectors, tail;
 };

@@ -1,5 +1,5 @@
-// ops/loss/mse_sum.cu: adds the partial sums of mse_fwd in a fixed order, and divides the sum by `count`, the number of
-// elements. The loss is 0 if `count` is 0.
+// ops/loss/mse_sum.cu: adds the partial sums of mse_fwd in a fixed order, and divides by `count`. The loss is 0 if
+// `count` is 0.
 //
 // Launch: one block of 1024 threads, parts <= 1024.
 //

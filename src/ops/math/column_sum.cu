@@ -6,17 +6,17 @@
 //    chunk  | warp w adds rows w, w + 8, w + 16 ...     |
 //           +-------------------------------------------+
 //
-// A block has 256 columns of one chunk of rows. It adds the sums of its eight warps in order, and writes the result to
-// row `chunk` of partial [chunks, n].
+// A block adds the sums of its eight warps in order, and writes them to row `chunk` of partial [chunks, n].
 //
-// Blocks of 256 columns form groups: column block c belongs to group c % groups. The block that ends last in a group
-// adds up the chunks of all columns of the group. For each column it makes four sums, each over every fourth chunk, and
-// adds the four in order. So one launch is enough, and the bits depend on the shape alone.
+// Column block c belongs to group c % groups. The block that ends last in a group adds up the chunks of the group's
+// columns. For each column it makes four sums, each over every fourth chunk, and adds the four in order. So one launch
+// is enough, and the bits depend on the shape alone.
 //
 // Benchmark: "column sum" in tests/bench/h200.csv.
 //
-// Launch: block 256; grid column_blocks * chunks, where the column block changes fastest; groups <= column_blocks. With
-// X_DT n is a multiple of 8, and rows of x start at multiples of 16 bytes.
+// Launch: block 256; grid column_blocks * chunks, where the column block changes fastest; groups <= column_blocks.
+//
+// With X_DT n is a multiple of 8, and rows of x start at multiples of 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3
@@ -30,8 +30,8 @@
 #define RESIDENT 1
 #endif
 
-// Returns whether this block is the last of `count` blocks to end; all its threads get the same answer. The last block
-// sees the writes of all these blocks, and sets the counter back to 0.
+// Returns whether this block is the last of `count` blocks to end. The last block sees the writes of all, and sets the
+// counter back to 0.
 TE_DEV bool te_last_of(te_u32 *counter, te_u32 count) {
     __shared__ bool last;
     __syncthreads();

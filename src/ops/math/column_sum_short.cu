@@ -1,13 +1,12 @@
-// ops/math/column_sum_short.cu: out [n] = (accumulate ? out : 0) + the column sums of x [m, n]. x is f32 and has at
-// most some thousand rows: the partial sums that gemm_hopper and act_bwd_tile leave.
+// ops/math/column_sum_short.cu: out [n] = (accumulate ? out : 0) + the column sums of x [m, n]. x is f32 with at most
+// some thousand rows.
 //
 //        32 columns
 //      +-----------+
 //      |  warp w adds rows w, w + 8, w + 16 ...  then the eight warps are added in order
 //      +-----------+
 //
-// Another kernel has just written x, so x is in the L2 cache. The kernel spends most of its time on the launch and the
-// latency of this cache. So a thread issues 16 loads before it adds the first.
+// The latency of the L2 cache, which holds x, is the limit. So a thread issues 16 loads before it adds the first.
 //
 // Launch: grid ceil(n / 32), block 256.
 //

@@ -1,11 +1,10 @@
 // ops/math/copy.cu: copies src to dst, between any strides, and between any formats of 8 bits or more.
 //
-// A raw copy (unit > 0) is between equal formats. The host merges dimensions. It chooses the widest unit, at most 16
-// bytes, that divides the length of the last dimension, every stride and both addresses.
+// A raw copy (unit > 0) is between equal formats. `unit` is at most 16 bytes. It divides the length of the last
+// dimension, every stride and both addresses.
 //
-// A converting copy (unit = 0) goes through f32, or through 64-bit integers if both formats are integers. A float that
-// becomes an integer is truncated and saturated, and NaN becomes 0. An integer that does not fit into a narrower
-// integer format keeps its lower bits.
+// A converting copy (unit = 0) goes through f32, or through 64-bit integers between integers. A float that becomes an
+// integer is truncated and saturated, and NaN becomes 0. A narrower integer keeps the lower bits.
 //
 //   if ndim is 1   item i lies at i * stride on both sides
 //   otherwise      item i is split into coordinates, of which the last one changes fastest
@@ -14,8 +13,8 @@
 //
 // Benchmark: "convert to f32" in tests/bench/h200.csv.
 //
-// Launch: block 256. Each block has 1024 items, and each thread has four of them, 256 apart. If `width` is 4 or 8, an
-// item is this number of neighbours, and addresses and strides fulfil the conditions of te_raw_ask.
+// Launch: block 256. A thread has four items, 256 apart. If `width` is 4 or 8, an item is this number of neighbours,
+// and addresses and strides fulfil the conditions of te_raw_ask.
 //
 // te:baseline
 // te:row SRC_DT=1 DST_DT=3
@@ -51,8 +50,7 @@ TE_DEV void te_convert(const te__copy_kargs &a, te_i64 from, te_i64 to) {
     else te_store_integer(a.dst, to, DST_DT, te_truncate(te_load(a.src, from, SRC_DT), DST_DT));
 }
 
-// Sets `from` and `to` to the positions of item i in src and dst. It divides in 32 bits if the numbers fit, which is
-// much faster than in 64 bits.
+// Sets `from` and `to` to the positions of item i in src and dst. Division in 32 bits is much faster than in 64 bits.
 TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &to) {
     from = to = 0;
     if (a.ndim == 1) {
@@ -67,8 +65,8 @@ TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &t
         i = rest;
     }
 }
-// Computes the positions of a thread's four items in src and dst before anything is loaded. A 64-bit division is a
-// function call, and loaded values would have to be saved across it.
+// Computes the positions of a thread's four items before anything is loaded. A 64-bit division is a function call,
+// which would have to save loaded values.
 TE_DEV void te_locate4(const te__copy_kargs &a, te_i64 first, te_i64 from[4], te_i64 to[4]) {
 #pragma unroll
     for (int k = 0; k < 4; k++) te_locate(a, first + k * 256, from[k], to[k]);

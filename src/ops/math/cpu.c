@@ -1,6 +1,5 @@
-/* ops/math/cpu.c: the reference of copy, fill, random, axpby, sums and embedding, in plain loops. Sums are in double,
- * unless the order of f32 additions is part of the operation. How the work is divided depends on the shape alone, so
- * the number of threads changes no bit. */
+/* ops/math/cpu.c: the reference of copy, fill, random, axpby, sums and embedding. Sums are in double, unless the
+ * order of f32 additions is part of the operation. The number of threads changes no bit. */
 
 /* The number of elements in a piece of work. Three pieces in f32 fit into the first-level cache. */
 enum { TE__MATH_PIECE = 2048 };
@@ -55,8 +54,7 @@ static void te__copy_convert(const te__copy_job *j, const char *src, int64_t src
         for (i = 0; i < n; i++) te__store_row(dst, j->dst_dtype, i * dst_stride, 1, row + i);
     }
 }
-/* Copies pieces `begin` to `end` - 1. A run is one line along the last dimension, and has `pieces` pieces of
- * TE__MATH_PIECE elements. So piece number i lies in run i / pieces. */
+/* Copies pieces `begin` to `end` - 1. A piece has TE__MATH_PIECE elements along the last dimension. */
 static void te__copy_pieces(void *user, int64_t begin, int64_t end) {
     const te__copy_job *j = (const te__copy_job *)user;
     const te__copy_walk *w = &j->walk;
@@ -309,8 +307,7 @@ static te_result te__cpu_column_sum(te_ctx *te, const te_op_column_sum_args *a) 
 
 /* ---- embedding ---- */
 
-/* Copies n elements: the first one read is src[from], and the first one written is dst[to]. If the formats differ, the
- * elements are converted through f32. */
+/* Copies n elements from src[from] on to dst[to] on. If the formats differ, converts through f32. */
 static void te__copy_row(const te_tensor *src, int64_t from, const te_tensor *dst, int64_t to, int64_t n) {
     float v[TE__MATH_PIECE];
     int64_t at;
@@ -355,8 +352,7 @@ static te_result te__cpu_embedding_fwd(te_ctx *te, const te_op_embedding_fwd_arg
     return TE_OK;
 }
 
-/* order: the tokens sorted by id; tokens with the same id are in ascending order. The tokens of id v are
- * order[start[v]] to order[start[v + 1] - 1]. */
+/* order: the tokens sorted by id, and by number within an id. start[v]: where the tokens of id v begin in `order`. */
 typedef struct te__embedding_job {
     const te_op_embedding_bwd_args *a;
     int64_t *start, *order;
@@ -399,9 +395,8 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
         te__free(te, j.start);
         return TE_ERR_OUT_OF_MEMORY;
     }
-    /* This is a counting sort. The first pass counts the tokens of each id in start[id + 2]. After the counts are
-     * summed, start[id + 1] is the place of the first token of id. The second pass moves start[id + 1] behind the last
-     * token of id, where the tokens of the next id begin. */
+    /* A counting sort. The first pass counts the tokens of id in start[id + 2]. The second pass moves start[id + 1]
+     * from the first token of id to the end of its tokens. */
     for (i = 0; i < tokens; i++) {
         id = te__embedding_row(a->ids, i, a->from_end, a->vocab_size, a->vocab_start);
         if (id >= 0 && id < vocab) j.start[id + 2]++;

@@ -3,8 +3,8 @@
 
 /* ---- copy ---- */
 
-/* Returns the size in bytes of the largest unit that a copy without conversion can move at a time. `w` has the
- * dimensions of the copy, and `size` is the size of an element in bytes. */
+/* Returns the largest unit in bytes that a copy without conversion can move at a time. `size` is the size of an
+ * element in bytes. */
 static int te__copy_unit(const te__copy_walk *w, int size, const te_tensor *src, const te_tensor *dst) {
     uintptr_t all = (uintptr_t)te__data(src) | (uintptr_t)te__data(dst) | 16u;
     int last = w->ndim - 1, d, unit = size;
@@ -14,8 +14,7 @@ static int te__copy_unit(const te__copy_walk *w, int size, const te_tensor *src,
     while (unit < 16 && all % (uintptr_t)(2 * unit) == 0) unit *= 2;
     return unit;
 }
-/* Returns how many neighbouring elements a thread converts at a time: 16 bytes of the wider format, which a
- * thread loads or stores with one instruction. So each load or store of a warp is contiguous. */
+/* Returns how many neighbouring elements a thread converts at a time: 16 bytes of the wider format. */
 static int te__copy_width(const te_tensor *src, const te_tensor *dst) {
     if (!te__is_float(src->dtype) || !te__is_float(dst->dtype)) return 1;
     return src->dtype == TE_F32 || dst->dtype == TE_F32 ? 4 : 8;
@@ -31,8 +30,7 @@ static int te__copy_run_width(const te__copy_walk *w, const te_tensor *src, cons
     return width;
 }
 
-/* Plans one launch for a whole strided copy, or for a part of a contiguous one. `offset` is the number of elements to
- * skip in both src and dst. */
+/* Plans one launch. `offset` is the number of elements of a contiguous copy to skip in both src and dst. */
 static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor *src, const te_tensor *dst,
                             int64_t offset, int unit, int width) {
     te__launch *l = te__plan_launch(p, "math", "copy");
@@ -90,10 +88,8 @@ static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
     te__plan_why(p, "tiles through shared memory, 16 bytes a store");
 }
 
-/* Tries to plan a copy without conversion as transposes, which is possible if src and dst have their adjacent elements
- * along different dimensions. Returns true on success. Returns false if it is not possible, or if the matrices would
- * fill less than an eighth of the tiles. With full tiles, transposes are six times faster than a copy element by
- * element. */
+/* Plans a copy without conversion as transposes, if adjacent elements of src and dst lie along different dimensions.
+ * Returns false if not, or if less than an eighth of the tiles would be filled. */
 static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_op_copy_args *a) {
     te__transpose_kargs t = TE_ZERO;
     int last = w->ndim - 1, across = -1, d;
@@ -294,8 +290,8 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     args.x = x;
     args.out = te__data(out);
     args.column_blocks = (unsigned)te__div_up(args.n, 256);
-    /* There are at most as many blocks as 132 multiprocessors can run at once. Each block has at least 32 rows, if
-     * there are so many. The number of blocks depends on the shape alone, so all GPUs compute the same bits. */
+    /* At most as many blocks as 132 multiprocessors can run at once. All GPUs use this number, so they compute the
+     * same bits. */
     chunks = te__max(1, te__min(te__div_up(args.m, 32), 528 / args.column_blocks));
     args.chunk = te__max(1, te__div_up(args.m, chunks));
     args.chunks = te__max(1, te__div_up(args.m, args.chunk));

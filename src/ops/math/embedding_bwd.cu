@@ -1,19 +1,18 @@
 // ops/math/embedding_bwd.cu: computes dtable [vocab, h], the gradient of an embedding table. The row of an id is the
-// sum of the rows of dy [tokens, h] whose tokens have this id. It is summed in f32, in the order of the tokens. With
-// `accumulate` it is added to the old row of dtable. embedding_sort has made the lists of the tokens of each id.
+// sum of the rows of dy [tokens, h] with this id, in f32 and in the order of the tokens. With `accumulate` the old row
+// is added.
 //
 //              256 columns: lane l has columns 8l .. 8l+7
 //            +--------+--------+--------+--------+
 //   id       | warp 0 | warp 1 | warp 0 | warp 1 |   here splits = 2
 //            +--------+--------+--------+--------+
 //
-// `splits` warps share the columns of an id. The host chooses as many warps as fill the GPU, so a large vocabulary has
-// fewer warps for each id.
+// `splits` warps share the columns of an id, as many as fill the GPU.
 //
 // Benchmark: "embedding backward" in tests/bench/h200.csv.
 //
-// Launch: block 256; grid vocab * splits / 8, rounded up; the warps of an id are neighbours. With `vector` rows of dy
-// and dtable start at multiples of 16 bytes, and h is a multiple of 8.
+// Launch: block 256; grid vocab * splits / 8, rounded up. With `vector` rows of dy and dtable start at multiples of 16
+// bytes, and h is a multiple of 8.
 //
 // te:baseline
 // te:row DY_DT=3 DTABLE_DT=3
@@ -34,8 +33,8 @@ TE_DEV void te_load_part(const void *p, te_i64 i, int dt, bool whole, te_i64 n, 
         if (k < n) out[k] = te_load(p, i + k, dt);
 }
 
-// Adds up columns col .. col + 7 of dy for one id, whose tokens are order[begin] to order[end - 1]. All 32 threads of
-// the warp must call this function, even those beyond the last column.
+// Adds up columns col .. col + 7 of dy for one id, whose tokens are order[begin] to order[end - 1]. All 32 lanes must
+// call this function.
 TE_DEV void te_embedding_add(const te__embedding_bwd_kargs &a, te_i64 id, te_u32 begin, te_u32 end, te_i64 col) {
     te_i64 there = a.h - col; // columns of this lane that exist; with `vector` eight or more, or none
     bool whole = a.vector && there > 0;

@@ -1,16 +1,15 @@
-// ops/math/embedding_sort.cu: lists the tokens of each id in ascending order. It is a stable counting sort without
-// atomics between blocks. A bucket is a range of `bucket` ids.
+// ops/math/embedding_sort.cu: lists the tokens of each id in ascending order, by a stable counting sort without atomics
+// between blocks.
 //
-//   block b     sorts the bucket of ids from b * bucket on. It reads all ids, some of them twice.
+//   block b     sorts the bucket of ids b * bucket .. (b + 1) * bucket - 1. It reads all ids.
 //   warp w      reads the w-th of 32 equal stretches of the tokens.
 //
-//   pass 1      Counts the tokens of id i in stretch w: place[w][i]. `below` counts the tokens whose ids are
-//               smaller than those of the bucket; their number is where the bucket begins.
+//   pass 1      Counts the tokens of id i in stretch w: place[w][i]. `below` counts tokens with smaller ids than the
+//               bucket has.
 //   between     Turns each count into the position of the first token of id i in stretch w. Positions are ordered by
 //               id, then by stretch.
 //   pass 2      Writes each token to its position. match_any ranks equal ids among 32 tokens of a warp. Of the first
-//               64 groups of 32 tokens of a stretch, pass 1 marks those with a token of the bucket. Pass 2 reads only
-//               the marked groups and those after the first 64.
+//               64 groups of 32 tokens, pass 2 skips those without a token of the bucket.
 //
 // Launch: block 1024; grid: vocab / bucket rounded up. Shared: static.
 //
@@ -23,8 +22,8 @@ TE_DEV te_i64 te_token_id(const te__embedding_bwd_kargs &a, te_i64 t, te_i64 end
     return t < end ? te_from_begin(te_load_index(a.ids, t, a.ids_dt), a.all, a.from_end) - a.first : -1;
 }
 
-// Reports ids that are outside of the vocabulary. Each block checks a part of all ids. The function is not inlined, so
-// that the kernel needs few registers.
+// Reports ids outside of the vocabulary. Each block checks different ids. Not inlined, because inlining would cost
+// registers.
 static __device__ __noinline__ void te_tell_ids(const void *ids, int dt, te_i64 tokens, te_i64 all, int from_end,
                                                 te__outside *to) {
     for (te_i64 t = (te_i64)blockIdx.x * 1024 + threadIdx.x; t < tokens; t += (te_i64)gridDim.x * 1024) {
@@ -70,8 +69,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2)
     if (lane == 0) below[warp] = smaller;
     __syncthreads();
 
-    // Thread i sums the counts of id i over all stretches. A scan over the ids then gives the position of the first
-    // token of each id.
+    // Thread i sums the counts of id i over all stretches. A scan then gives the position of each id's first token.
     __shared__ te_u32 warp_total[32];
     te_u32 base = 0, mine = 0;
     for (int w = 0; w < 32; w++) base += below[w];

@@ -1,9 +1,8 @@
-/* ops/math/kargs.h: the arguments of the math kernels. The host's compiler and the kernels' compiler both read this
- * file, so it has plain structs alone. */
+/* ops/math/kargs.h: the arguments of the math kernels. The host's and the kernels' compilers both read this file. */
 
-/* The arguments of the kernel `copy`. It copies `items` items. In a raw copy an item is `unit` bytes, and strides
- * count items. In a converting copy (unit is 0) an item is `width` neighbours along the last dimension, and strides
- * count elements. */
+/* The arguments of the kernel `copy`:
+ * - Raw copy: an item is `unit` bytes, and strides count items.
+ * - Converting copy (unit is 0): an item is `width` neighbours along the last dimension, and strides count elements. */
 typedef struct te__copy_kargs {
     const void *src;
     void *dst;
@@ -15,8 +14,8 @@ typedef struct te__copy_kargs {
     int src_dt, dst_dt;
 } te__copy_kargs;
 
-/* The arguments of the kernel `transpose`. A block transposes two tiles of a matrix; each has 128 / size rows and 64
- * columns. The tiles lie side by side if elements are bytes, and otherwise one above the other. */
+/* The arguments of the kernel `transpose`. A block transposes two tiles of 128 / size rows and 64 columns: side by
+ * side if elements are bytes, otherwise one above the other. */
 typedef struct te__transpose_kargs {
     const void *src; /* [.., m, lds] */
     void *dst;       /* [.., n, ldd] */
@@ -70,8 +69,8 @@ typedef struct te__mul_kargs {
     int vector; /* whether rows start at multiples of 16 bytes; in mul without by_rows, whether the arrays do so */
 } te__mul_kargs;
 
-/* The arguments of the kernel `sum`. Block b adds up TE__SUM_CHUNK elements from b * TE__SUM_CHUNK on and writes the
- * sum to partial[b]. If it is the only block, it writes to `out`. */
+/* The arguments of the kernel `sum`. Block b adds up TE__SUM_CHUNK elements and writes partial[b]. A single block
+ * writes `out`. */
 #define TE__SUM_CHUNK 16384
 typedef struct te__sum_kargs {
     const void *x;
@@ -83,9 +82,8 @@ typedef struct te__sum_kargs {
     int vector;
 } te__sum_kargs;
 
-/* The arguments of the kernel column_sum. The columns are divided into `column_blocks` pieces of 256, and the pieces
- * into `groups` groups. Each thread block adds up one chunk of rows of one piece, and writes the sums to its row of
- * partial [chunks, n]. In each group, the thread block that ends last adds up the group's columns of `partial`. */
+/* The arguments of the kernel column_sum. A thread block adds up one chunk of rows of 256 columns (a column block),
+ * and writes its row of partial [chunks, n]. */
 typedef struct te__column_sum_kargs {
     const void *x; /* [m, n] */
     float *partial;
@@ -119,8 +117,8 @@ typedef struct te__embedding_fwd_kargs {
     int vector;   /* whether rows of table and y start at multiples of 16 bytes */
 } te__embedding_fwd_kargs;
 
-/* The arguments of two kernels. embedding_sort orders the tokens by id; tokens with the same id are in ascending order.
- * embedding_bwd adds up the rows of dy for each id. */
+/* The arguments of two kernels. embedding_sort orders the tokens by id. embedding_bwd adds up the rows of dy for
+ * each id. */
 typedef struct te__embedding_bwd_kargs {
     const void *ids, *dy; /* [tokens], [tokens, h] */
     void *dtable;         /* [vocab, h] */

@@ -1,8 +1,7 @@
-// ops/math/mul.cu: computes out = x * y in f32. y has the shape of x. With by_rows y has one number for each row of n
-// elements instead.
+// ops/math/mul.cu: computes out = x * y in f32. With by_rows y has one number for each row of n elements.
 //
-// Launch: block 256; a block handles 2048 elements, a thread eight. With `vector`, x and out are aligned to 16 bytes.
-// In addition, n is a multiple of 8 if by_rows is set, and y is aligned to 16 bytes if not.
+// Launch: block 256; eight elements a thread. With `vector`, x and out are aligned to 16 bytes. In addition, n is a
+// multiple of 8 (by_rows), or y is aligned to 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=3 OUT_DT=3 BY_ROWS=0|1
@@ -25,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(256) te_mul(const __grid_constant__
         float x[8], y[8];
         te_load8(a.x, first, X_DT, x);
         if (BY_ROWS) {
-            // All eight elements are in one row, since n is a multiple of 8. The division has 32 bits if possible,
-            // because a 64-bit division costs as much as the rest of the loop.
+            // All eight elements are in one row, since n is a multiple of 8. A 64-bit division would cost as much as
+            // the rest of the loop.
             te_i64 row = all >> 32 ? first / a.n : (te_i64)((te_u32)first / (te_u32)a.n);
             y[0] = te_load(a.y, row, Y_DT);
         } else {

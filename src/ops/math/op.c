@@ -1,5 +1,5 @@
-/* ops/math/op.c: checks the calls of copy, fill, random, axpby, sums and embedding, and computes what both backends
- * need. This file may use tensors. It must not depend on the backend. */
+/* ops/math/op.c: checks the calls of copy, fill, random, axpby, sums and embedding. This file may use tensors. It
+ * must not depend on the backend. */
 
 /* ---- copy ---- */
 
@@ -23,9 +23,8 @@ static te_result te__check_copy(te_ctx *te, te_op_copy_args *a) {
     return TE_OK;
 }
 
-/* The dimensions and strides of two arrays of the same shape, with as few dimensions as possible, but at least one.
- * Dimensions of size 1 are dropped. Dimensions are merged if both arrays allow it. The last dimension is the one where
- * dst has its smallest stride. */
+/* The dimensions and strides of two arrays of the same shape, merged where both allow it. At least one dimension
+ * remains. The last dimension has dst's smallest stride. */
 typedef struct te__copy_walk {
     int ndim;
     int64_t shape[TE_MAX_DIMS], src[TE_MAX_DIMS], dst[TE_MAX_DIMS];
@@ -61,8 +60,8 @@ static void te__copy_walk_make(te__copy_walk *w, const te_tensor *src, const te_
     w->ndim = merged + 1;
 }
 
-/* Whether src and dst share memory. Only their ranges from the first to the last byte are compared. So two
- * strided tensors can count as overlapping although no byte belongs to both. */
+/* Whether src and dst share memory, by their ranges from the first to the last byte. So strided tensors without a
+ * common byte can count as overlapping. */
 typedef enum te__copy_sides {
     TE__COPY_APART,
     TE__COPY_OVERLAPS,
@@ -89,8 +88,7 @@ typedef struct te__copy_detour {
     te_op_copy_args there, back;
 } te__copy_detour;
 
-/* Returns the dtype of the separate memory of a te__copy_detour: that of src or of dst, whichever is narrower. In both
- * cases values are converted only once. */
+/* Returns the dtype of the separate memory of a te__copy_detour: that of src or of dst, whichever is narrower. */
 static te_dtype te__copy_between(const te_op_copy_args *a) {
     return te__dtype_size(a->dst->dtype) < te__dtype_size(a->src->dtype) ? a->dst->dtype : a->src->dtype;
 }
@@ -119,9 +117,9 @@ static void te__copy_detour_make(te__copy_detour *d, const te_op_copy_args *a, v
 
 /* ---- fill, random ---- */
 
-/* Returns the bits of `value` in the format `dtype`. Floats are rounded once, to nearest even. Integers are truncated
- * and saturated, and NaN becomes 0. For a float format shorter than f32, `value` is first rounded to odd in f32, so
- * that the second rounding sees on which side of a tie it is. */
+/* Returns the bits of `value` in the format `dtype`. Floats are rounded once, to nearest even. Integers are
+ * truncated and saturated, and NaN becomes 0. Formats shorter than f32 take two roundings, of which the first is to
+ * odd. */
 static uint64_t te__fill_bits(te_dtype dtype, double value) {
     float f = (float)value;
     uint32_t u = te__f32_bits(f);
@@ -174,8 +172,7 @@ static te_result te__check_random(te_ctx *te, te_op_random_args *a) {
                         (double)a->a, (double)a->b);
     return te__want_rng(te, "random", a->rng);
 }
-/* Returns the largest number that a uniform random number may be. a + u (b - a) may round to b in f32; then the next
- * number below b is used. */
+/* Returns the largest number that a uniform random number may be. a + u (b - a) may round to b in f32. */
 static float te__random_below(const te_op_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
 
 /* ---- axpby, sums ---- */

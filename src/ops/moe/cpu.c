@@ -1,6 +1,5 @@
-/* ops/moe/cpu.c: the reference of the row_id_maps, the permutation, the auxiliary loss and the column sums of groups,
- * in plain loops. Sums over the copies of a token (one for each of its experts) are in f32, in the order of the copies.
- * Long sums are in double. */
+/* ops/moe/cpu.c: the reference of the moe operations, in plain loops. Sums over the copies of a token (one for each
+ * of its experts) are in f32, in the order of the copies. Long sums are in double. */
 
 /* ---- maps ---- */
 
@@ -94,8 +93,7 @@ static te_result te__cpu_moe_local_ids(te_ctx *te, const te_op_moe_local_ids_arg
     }
     return TE_OK;
 }
-/* Limits a count or an offset of rows to the range of i32, the type of the rows in a row_id_map. A number far outside
- * of the valid rows stays outside. Sums of such numbers fit in 64 bits. */
+/* Limits a count or an offset of rows to the range of i32. Sums of such numbers fit in 64 bits. */
 static int64_t te__moe_bounded(int64_t x) { return te__max(-(int64_t)INT32_MAX, te__min(x, INT32_MAX)); }
 static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_args *a) {
     int64_t n = te__numel(a->sizes), tokens = te__numel(a->row_id_map), i, k, t = 0;
@@ -141,8 +139,10 @@ static te__moe_route te__moe_route_of(te_ctx *te, const te_tensor *row_id_map, i
     r.rows = rows;
     return r;
 }
-/* te__moe_count returns how many copies token t may have, one for each of its experts. te__moe_row returns the row of
- * copy i of token t, or -1. It also sets *place to the position of the copy among the token's probabilities. */
+/* te__moe_count returns how many copies token t may have, one for each of its experts.
+ *
+ * te__moe_row returns the row of copy i of token t, or -1. Sets *place to the copy's index among the token's
+ * probabilities. */
 static int64_t te__moe_count(const te__moe_route *r, int64_t t) {
     int64_t experts = r->m.experts;
     return experts ? te__min(te__max(r->map[t * (2 * experts + 1) + 2 * experts], 0), experts) : r->m.copies;
@@ -162,9 +162,8 @@ static int64_t te__moe_row(const te__moe_route *r, int64_t t, int64_t i, int64_t
     return row >= 0 && row < r->rows ? row : -1;
 }
 
-/* Inverts the map: returns an array with one number for each row. If the map moves a copy of a token to the row, the
- * number is token * copies + place (see te__moe_row), otherwise -1. The caller frees the array. Sets *bytes to the size
- * of the array. Returns NULL if memory is short. */
+/* Returns the inverse map, an array [rows] of *bytes bytes that the caller frees. A row that gets a copy of a token
+ * has token * copies + place (see te__moe_row), otherwise -1. Returns NULL if memory is short. */
 static int32_t *te__moe_invert(te_ctx *te, const te__moe_route *r, size_t *bytes) {
     int32_t *source;
     int64_t t, i, row;

@@ -1,5 +1,5 @@
-/* ops/moe/cuda.c: plans of the operations of mixtures of experts. This file knows how each kernel must be launched. It
- * must not depend on what the kernels compute. */
+/* ops/moe/cuda.c: plans of the moe operations. This file knows how each kernel must be launched. It must not depend
+ * on what the kernels compute. */
 
 /* ---- maps ---- */
 
@@ -120,8 +120,8 @@ static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_
 
 /* ---- permute ---- */
 
-/* Plans the kernels `fill` and `moe_invert`, which find, for each row, the copy of a token that is moved there. Sets
- * the fields of *k that describe row_id_map. The caller must have set all other fields. */
+/* Plans the kernels that write k->source: for each row, the copy of a token that goes there. Sets the fields that
+ * describe row_id_map. The caller sets all others before. */
 static void te__plan_moe_source(te__plan *p, te__moe_rows_kargs *k, const te_tensor *row_id_map, int64_t topk,
                                 const te_tensor *pad_offsets) {
     te__moe_map m;

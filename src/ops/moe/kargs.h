@@ -1,8 +1,10 @@
-/* ops/moe/kargs.h: the arguments of the kernels of mixtures of experts. The host's compiler and the kernels' compiler
- * both read this file, so it has plain structs alone. */
+/* ops/moe/kargs.h: the arguments of the moe kernels. The host's and the kernels' compilers both read this file. */
 
-/* Sizes of the kernels: the items (elements of `experts`) of one block of moe_sort, the numbers that a thread of
- * moe_scan reads at a time, and the buckets in one pass of the sort. */
+/* TE__MOE_SORT_CHUNK: items (elements of `experts`) of one block of moe_sort.
+ *
+ * TE__MOE_SCAN: numbers that a thread of moe_scan reads at a time.
+ *
+ * TE__MOE_SORT_BUCKETS: buckets in one pass of the sort. */
 #define TE__MOE_SORT_CHUNK 1024
 #define TE__MOE_SCAN 8
 #define TE__MOE_SORT_BUCKETS 256
@@ -15,8 +17,8 @@ typedef struct te__moe_splits_kargs {
     long long values[64];
 } te__moe_splits_kargs;
 
-/* The arguments of moe_count, moe_scan and moe_rows, which together make a row_id_map from a routing mask. The sort
- * that makes a row_id_map from expert indices uses moe_scan too, between moe_sort_count and moe_sort. */
+/* The arguments of moe_count, moe_scan and moe_rows, which make a row_id_map from a routing mask. The sort uses
+ * moe_scan too. */
 typedef struct te__moe_map_kargs {
     const void *routing; /* [tokens, experts] */
     int *map;            /* [tokens, 2 experts + 1] */
@@ -42,8 +44,8 @@ typedef struct te__moe_local_kargs {
  * their order. */
 typedef struct te__moe_sort_kargs {
     const void *experts;             /* [items]: the keys, if `from` is NULL */
-    const int *from;                 /* [2, items]: the items as the previous pass left them, first their keys, then the
-                                      * places that they had before the first pass; NULL in the first pass */
+    const int *from;                 /* [2, items]: the items after the previous pass, first their keys, then their
+                                      * places before the first pass. NULL in the first pass */
     int *to;                         /* [2, items]: keys and places in their new order; NULL in the last pass, which
                                       * writes the map instead */
     int *map;                        /* [topk, tokens] */
@@ -61,9 +63,8 @@ typedef struct te__moe_chunk_map_kargs {
     int numbers; /* whether the map gets numbers of chunks instead of rows */
 } te__moe_chunk_map_kargs;
 
-/* The arguments of moe_invert and moe_gather. moe_invert inverts the map: source[row] becomes token * copies + place,
- * where `place` is the index of the copy among the token's possible copies. Rows without a copy keep the -1 that was
- * written before. moe_gather moves rows by `source`. */
+/* The arguments of moe_invert and moe_gather. source[row] becomes token * copies + place, where `place` is the index
+ * of the copy among the token's copies. Rows without a copy keep -1. */
 typedef struct te__moe_rows_kargs {
     const int *map;
     const void *pad_offsets; /* [experts], or NULL */
@@ -75,13 +76,12 @@ typedef struct te__moe_rows_kargs {
     long long tokens, copies, rows, h;
     int experts; /* 0: the map is an index map */
     int offsets_dt, x_dt, y_dt, probs_dt;
-    int unit;    /* if not 0, rows are moved as they are, and have h units of `unit` bytes; if 0, rows of h elements are
-                  * multiplied by probs */
+    int unit;    /* rows have h units of `unit` bytes; if 0, rows of h elements are multiplied by probs */
     int zeroes;  /* whether a copy with probability 0 becomes a row of zeros */
 } te__moe_rows_kargs;
 
-/* The arguments of moe_unpermute and moe_dot. Both have one warp for each token. The warp of moe_dot computes the dot
- * product of the token's row of dy with each copy of the token. */
+/* The arguments of moe_unpermute and moe_dot. moe_dot computes the dot product of a token's row of dy with each of
+ * the token's copies. */
 typedef struct te__moe_sum_kargs {
     const int *map;
     const void *pad_offsets;    /* [experts], or NULL */

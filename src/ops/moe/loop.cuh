@@ -1,8 +1,6 @@
-// ops/moe/loop.cuh: says how loops are compiled, and how single numbers are read and written. Every kernel of ops/moe
-// includes it.
+// ops/moe/loop.cuh: says how loops are compiled, and how single numbers are read and written.
 //
-// In embedded PTX (TE_SMALL) loops are not unrolled, and numbers are read and written by function calls that know only
-// the formats of these kernels.
+// In embedded PTX (TE_SMALL) loops are not unrolled, and numbers are read and written by function calls.
 #pragma once
 #include "device/outside.cuh"
 #include "ops/moe/kargs.h"

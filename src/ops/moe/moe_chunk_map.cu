@@ -1,5 +1,5 @@
-// ops/moe/moe_chunk_map.cu: computes the new row of each token if whole chunks of tokens are reordered, or if padding
-// is put between them. With `numbers` it writes the index of the token's chunk instead.
+// ops/moe/moe_chunk_map.cu: computes the new row of each token if chunks of tokens are reordered or padded. With
+// `numbers` it writes the index of the token's chunk instead.
 //
 // Launch: block 256, one thread for each token; grid: tokens / 256 rounded up.
 //

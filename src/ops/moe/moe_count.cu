@@ -1,5 +1,4 @@
-// ops/moe/moe_count.cu: sets counts[e][c] to the number of tokens of chunk c that are routed to expert e. This is the
-// first of three kernels that make a mask map, which is a row_id_map made from a routing mask.
+// ops/moe/moe_count.cu: sets counts[e][c] to the number of tokens of chunk c that are routed to expert e.
 //
 // Launch: block 256, one thread for each expert; grid: chunks of tokens.
 //

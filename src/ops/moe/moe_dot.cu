@@ -1,8 +1,7 @@
 // ops/moe/moe_dot.cu: writes probs [tokens, copies]. Entry (t, c) is the dot product of row t of dy [tokens, h] and the
-// row of x [rows, h] that holds copy c of token t. It is 0 if there is no such copy.
+// row of x [rows, h] of copy c. It is 0 without such a copy.
 //
-// Launch: block 256, one warp for each token; grid: tokens / 8 rounded up. With `vector`, rows of dy and x start at
-// multiples of 16 bytes.
+// Launch: block 256, one warp a token. With `vector`, rows of dy and x start at multiples of 16 bytes.
 //
 // te:baseline
 #include "ops/moe/moe.cuh"

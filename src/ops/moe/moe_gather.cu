@@ -1,6 +1,7 @@
-// ops/moe/moe_gather.cu: fills each row of y [rows, h]. moe_invert has found which row of x [tokens, h] belongs in each
-// row of y. If there is none, the row of y becomes 0. If `unit` is not 0, rows are copied unchanged, in units of `unit`
-// bytes. If `unit` is 0, each row is multiplied by the probability of its copy.
+// ops/moe/moe_gather.cu: fills each row of y [rows, h] with the row of x [tokens, h] that `source` names, or with 0.
+//
+// If `unit` is not 0, rows are copied unchanged, in units of `unit` bytes. If `unit` is 0, each row is multiplied by
+// the probability of its copy.
 //
 // Launch: block 256, one warp for each row; grid: rows / 8 rounded up.
 //

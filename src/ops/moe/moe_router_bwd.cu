@@ -1,13 +1,12 @@
-// ops/moe/moe_router_bwd.cu: the kernel of te_op_moe_router_bwd. It computes dx (the gradient of the logits) from g
-// (the gradient of the probabilities) and the experts that the forward pass chose. The scores s are computed again.
+// ops/moe/moe_router_bwd.cu: computes dx (the gradient of the logits) from g (the gradient of the probabilities) and
+// the chosen experts. The scores s are computed again.
 //
 //   normalised      y = s / sum s (s includes the bias if `biased`):  ds = g / sum s - (sum g s) / (sum s)^2
 //   not normalised  ds = g. In both cases, ds is 0 for experts that were not chosen.
 //   softmax         dx = s (ds - sum ds s), over all experts or over the chosen ones
 //   other scores    dx = ds * slope of the score function
 //
-// Launch: block 32 * warps, one warp for each token; grid: tokens / warps rounded up. Shared memory: 9 bytes for each
-// expert and warp.
+// Launch: block 32 * warps, one warp a token. Shared memory: 9 bytes for each expert and warp.
 //
 // te:baseline
 #include "ops/moe/router.cuh"

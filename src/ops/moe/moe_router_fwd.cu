@@ -2,11 +2,10 @@
 // and their probabilities. The formulas are at te_op_moe_router_fwd.
 //
 // Each warp has one token. Shared memory holds the token's scores, the keys by which experts are chosen, and marks for
-// chosen experts. In each of topk steps, the warp takes the best of the remaining experts: each lane finds the best of
-// its own experts, then the lanes compare these. Of experts with equal keys, the one with the lowest index wins.
+// chosen experts. Of experts with equal keys, the one with the lowest index wins.
 //
-// Launch: block 32 * warps, one warp for each token; grid: tokens / warps rounded up. Shared memory for each warp: 9
-// bytes for each expert and 5 bytes for each group of experts.
+// Launch: block 32 * warps, one warp a token. Shared memory for each warp: 9 bytes for each expert and 5 bytes for each
+// group of experts.
 //
 // te:baseline
 #include "ops/moe/router.cuh"
@@ -31,8 +30,8 @@ TE_DEV_CALL int te_expert_best(const float *key, const te_u8 *taken, int n) {
     }
     return best;
 }
-// Marks the `count` best experts and returns the sum of their keys. If `indices` is not NULL, their numbers are written
-// to it, from element `at` on.
+// Marks the `count` best experts and returns the sum of their keys. Writes their numbers to `indices` from element `at`
+// on, unless `indices` is NULL.
 TE_DEV_CALL float te_expert_choose(const float *key, te_u8 *taken, int n, int count, void *indices, int dt, te_i64 at) {
     int lane = threadIdx.x & 31;
     float sum = 0.0f;

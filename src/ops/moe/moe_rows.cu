@@ -1,10 +1,9 @@
-// ops/moe/moe_rows.cu: fills in a mask map, which is a row_id_map made from a routing mask. For each chunk of tokens
-// and each expert, the kernel gets the row where the expert's tokens of the chunk begin.
+// ops/moe/moe_rows.cu: fills in a mask map, a row_id_map made from a routing mask. counts[e][c] is the row where expert
+// e's tokens of chunk c begin.
 //
-//   pass 1   Thread e walks through the tokens of the chunk. For each token t that is routed to expert e it writes the
-//            next row number to rows[t][e], otherwise -1.
-//   pass 2   A warp has one token. It goes through the experts from the last one down, 32 at a time, one for each lane.
-//            The lanes whose experts get the token append the row and the expert to the token's part of the map.
+//   pass 1   Thread e writes the row of each token t of the chunk to rows[t][e], or -1 if t is not routed to expert e.
+//   pass 2   A warp has one token. It goes through the experts from the last one down, and appends the row and the
+//            expert to the token's row of the map.
 //
 // Launch: block 256; grid: chunks of tokens.
 //

@@ -1,5 +1,5 @@
-// ops/moe/moe_scan.cu: replaces each number of counts [buckets, chunks] by the sum of all numbers before it, and writes
-// the total of each bucket to counts_out. A bucket is an expert or, in a sort, a value of eight bits of a key.
+// ops/moe/moe_scan.cu: replaces each number of counts [buckets, chunks] by the sum of all numbers before it. Writes the
+// total of each bucket to counts_out. A bucket is an expert, or a value of eight bits of a key.
 //
 // Launch: one block of 1024 threads, each of which takes TE__MOE_SCAN counts at a time.
 //

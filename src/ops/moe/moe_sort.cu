@@ -1,7 +1,5 @@
 // ops/moe/moe_sort.cu: moves the items (elements of `experts`) of a chunk to their buckets, in the order of the items.
-// An item's key is its expert id. Each pass sorts by eight bits of the keys. An item is in bucket b if these bits of
-// its key are b. moe_scan has computed where the items of this chunk begin in each bucket. The last pass writes the
-// row_id_map instead of the items.
+// A bucket is one value of eight bits of the key, an expert id. The last pass writes the row_id_map instead.
 //
 // Launch: block 256, one thread for each bucket; grid: chunks of TE__MOE_SORT_CHUNK items.
 //

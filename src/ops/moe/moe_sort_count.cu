@@ -1,6 +1,5 @@
-// ops/moe/moe_sort_count.cu: sets counts[b][c] to the number of items (elements of `experts`) of chunk c in bucket b.
-// An item's key is its expert id. Each pass sorts by eight bits of the keys. An item is in bucket b if these bits of
-// its key are b. This is the first of three kernels of a pass of a stable sort.
+// ops/moe/moe_sort_count.cu: sets counts[b][c] to the number of items (elements of `experts`) of chunk c in bucket b. A
+// bucket is one value of eight bits of the key, an expert id.
 //
 // Launch: block 256, one thread for each bucket; grid: chunks of TE__MOE_SORT_CHUNK items.
 //

@@ -1,5 +1,5 @@
-/* ops/moe/op.c: checks the calls for mixtures of experts, and computes what both backends need. This file may use
- * tensors. It must not depend on the backend. */
+/* ops/moe/op.c: checks the calls of the moe operations. This file may use tensors. It must not depend on the
+ * backend. */
 
 /* ---- maps ---- */
 

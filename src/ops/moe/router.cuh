@@ -16,8 +16,7 @@ TE_DEV_CALL float te_expert_slope(int f, float x, float score) {
     if (f == TE_SCORE_SIGMOID) return score * (1.0f - score);
     return (x > 20.0f ? 1.0f : te_sigmoid(x)) / (2.0f * score + 1e-20f);
 }
-// Computes the softmax over the elements that `map` marks, or over all elements if it is NULL. The other elements of y
-// become 0. Each lane takes the experts lane, lane + 32, ...
+// Computes the softmax over the elements that `map` marks, or over all if it is NULL. The other elements of y become 0.
 TE_DEV_CALL void te_expert_softmax(const float *x, const te_u8 *map, int n, float *y) {
     int lane = threadIdx.x & 31;
     float top = -TE_INF, sum = 0.0f;

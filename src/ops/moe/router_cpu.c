@@ -1,5 +1,4 @@
-/* ops/moe/router_cpu.c: the reference of the router: scores of experts, the choice of experts, probabilities, and their
- * gradient. It computes in f32, and sums in double. */
+/* ops/moe/router_cpu.c: the reference of the router and its gradient. It computes in f32, and sums in double. */
 
 static float te__score_of(te_score_function f, float x) {
     if (f == TE_SCORE_SIGMOID) return 1.0f / (1.0f + expf(-x));
@@ -25,9 +24,8 @@ static void te__softmax_of(const float *x, const uint8_t *map, int64_t n, float 
     for (e = 0; e < n; e++) y[e] = (float)((double)y[e] / sum);
 }
 
-/* Writes the indices of the `count` largest of key[0 .. n-1] to `which`. Of equal keys, the lower index comes first.
- * `taken` is memory of n bytes, in which the function marks the chosen keys. Keys must not be NaN; te__route_token has
- * replaced NaN by the smallest key. */
+/* Writes the indices of the `count` largest of key[0 .. n-1] to `which`, and marks them in `taken`. Of equal keys,
+ * the lower index comes first. Keys must not be NaN. */
 static void te__choose(const float *key, int64_t n, int count, uint8_t *taken, int32_t *which) {
     int64_t e;
     int i;
@@ -48,8 +46,7 @@ typedef struct te__router_room {
     int32_t which[TE_MOE_MAX_EXPERTS];
 } te__router_room;
 
-/* Keeps only the experts of the best groups. The keys of all other experts become -infinity. With zero_other_groups
- * they become 0 instead, which is above negative keys. */
+/* Keeps only the experts of the best groups. All other keys become -infinity, or 0 with zero_other_groups. */
 static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
     int64_t size = experts / a->num_groups, e;
     int best = a->group_best, g, i;

@@ -6,8 +6,7 @@ TE_DEV int te_moe_sort_key(const te__moe_sort_kargs &a, te_i64 i) {
     return a.from ? a.from[i] : (int)te_load_index(a.experts, i, a.experts_dt);
 }
 
-// Each pass sorts by eight bits of the keys. The function writes these bits of each item of the block to bits[]. It
-// returns the number of items.
+// Writes the eight bits of each key by which this pass sorts to bits[]. Returns the number of items.
 TE_DEV int te_moe_sort_bits(const te__moe_sort_kargs &a, te_u8 *bits) {
     te_i64 begin = (te_i64)blockIdx.x * TE__MOE_SORT_CHUNK, left = a.items - begin;
     int n = left < TE__MOE_SORT_CHUNK ? (int)left : TE__MOE_SORT_CHUNK;

@@ -1,5 +1,5 @@
-/* ops/mxfp8/cpu.c: the reference of the MXFP8 casts, in tiles of 32 rows and 128 columns. Every GPU gives the same
- * bytes as this code. This file may use cpu/rows.c. It must not depend on the kernels. */
+/* ops/mxfp8/cpu.c: the reference of the MXFP8 casts, whose bytes every GPU gives too. This file may use cpu/rows.c.
+ * It must not depend on the kernels. */
 
 enum { TE__MX_COLUMNS = 128, TE__MX_TILE_GROUPS = TE__MX_COLUMNS / TE__MX_GROUP };
 
@@ -17,16 +17,15 @@ typedef struct te__mx_quantize_job {
     float max_inverse;
 } te__mx_quantize_job;
 
-/* Returns the maximum of `most` and |x|, both as the bits of a float. A NaN counts as 0. Non-negative floats have the
- * same order as their bits, and the compiler vectorizes integer maxima. */
+/* Returns the maximum of `most` and |x|, both as the bits of a float. A NaN counts as 0. Integers, because the
+ * compiler vectorizes their maxima. */
 static int32_t te__mx_larger(int32_t most, float x) {
     int32_t a = (int32_t)(te__f32_bits(x) & 0x7fffffffu);
     a = a > 0x7f800000 ? 0 : a;
     return a > most ? a : most;
 }
 
-/* One tile of x, with zeros beyond the edges of x. It holds the values, and the E8M0 codes of the scales of all groups
- * of 32 elements in the tile. */
+/* One tile of x, with zeros beyond the edges of x, and the E8M0 scales of its groups of 32 elements. */
 typedef struct te__mx_tile {
     int64_t first_row, first_col;
     int rows, cols; /* rows and columns that exist */

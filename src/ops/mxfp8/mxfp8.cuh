@@ -1,6 +1,5 @@
-// ops/mxfp8/mxfp8.cuh: says which elements each thread has in a block's tile of 32 rows and 256 columns. mxfp8_quantize
-// and mxfp8_dequantize use it. A group is the 32 elements of one scale. This file may use lanes and warps. It must not
-// depend on formats.
+// ops/mxfp8/mxfp8.cuh: says which elements each thread has in a block's tile of 32 rows and 256 columns. A group is the
+// 32 elements of one scale. This file must not depend on formats.
 //
 //                256 columns: 8 a lane
 //            +----+----+----+----+-  -+----+----+
@@ -22,8 +21,7 @@ struct te_mx_place {
     int lane, warp;
     te_i64 row, col; // the thread's first element
 
-    // In the grid, x counts tiles along n, and y counts tiles along m. If these are more than y can count, z continues
-    // the count.
+    // In the grid, x counts tiles along n, and y counts tiles along m. z continues the count of y.
     TE_DEV te_mx_place() {
         first_row = (te_i64)(blockIdx.z * gridDim.y + blockIdx.y) * TE__MX_ROWS,
         first_col = (te_i64)blockIdx.x * TE__MX_COLS;
@@ -38,9 +36,9 @@ TE_DEV int te_mx_left(te_i64 size, te_i64 at, int most) {
     return left > most ? most : left < 0 ? 0 : (int)left;
 }
 
-// Returns the position of the scale of group `group` in line `line` (a row of x, or a column if columnwise), the same
-// as te__mx_scale_at of op.c on the host. `lines` is the number of lines rounded up to 128, and `groups` the number of
-// groups in a line rounded up to 4.
+// Returns the position of the scale of group `group` in line `line` (a row of x, or a column if columnwise).
+//
+// `lines` is the number of lines rounded up to 128. `groups` is the number of groups in a line rounded up to 4.
 TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {
     return te__group_scale_at(swizzled, columnwise, columnwise && !swizzled ? lines : groups, line, group);
 }

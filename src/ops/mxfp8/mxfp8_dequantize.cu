@@ -1,12 +1,11 @@
 // ops/mxfp8/mxfp8_dequantize.cu: computes y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format. q [m, ld] has
-// the codes of the row-wise or of the column-wise copy. The exponents e are the scales of q, plain or swizzled.
+// the codes, and e the scales.
 //
 // mxfp8.cuh shows the tile of a block. A lane reads the scales of its own rows or columns.
 //
 // Benchmark: "dequantize mxfp8 columnwise" in tests/bench/h200.csv.
 //
-// Launch: block 256. In the grid, x counts tiles along n, and y and z count tiles along m. Any size is allowed, and any
-// alignment of at least one element.
+// Launch: block 256; grid: x counts tiles along n, y and z count tiles along m. Any size and any alignment is allowed.
 //
 // te:baseline
 // te:row Q_DT=4 Y_DT=3
@@ -40,8 +39,8 @@ extern "C" __global__ void __launch_bounds__(256)
                 if (r < rows && k < cols) (k < 4 ? code[r].x : code[r].y) |= (te_u32)q[r * a.ld + k] << (8 * (k & 3));
         }
     }
-    // The scales are padded to 128 lines (rows, or columns if columnwise), so there are scales for all rows and columns
-    // of the thread. In both layouts (plain and swizzled), the scales of neighbouring lines are a fixed step apart.
+    // The scales are padded to 128 lines, so all rows and columns of the thread have scales. Scales of neighbouring
+    // lines are `step` bytes apart.
     te_i64 lines_m = te_div_up(a.m, 128) * 128, lines_n = te_div_up(a.n, 128) * 128, first, step = 16;
     if (a.columnwise) first = te_mx_scale_at(p.col, p.row / 32, lines_n, lines_m / 32, true, a.swizzled);
     else first = te_mx_scale_at(p.row, p.col / 32, lines_m, lines_n / 32, false, a.swizzled);

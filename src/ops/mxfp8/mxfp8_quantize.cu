@@ -1,22 +1,19 @@
-// ops/mxfp8/mxfp8_quantize.cu: quantizes x to MXFP8 along rows, along columns, or both, from one read of x. Each group
-// of 32 elements gets a scale, the exponent e. With two_dimensional a group has 32 x 32 elements.
+// ops/mxfp8/mxfp8_quantize.cu: quantizes x to MXFP8 along rows, along columns, or both. Each group of 32 elements (32 x
+// 32 if two_dimensional) gets a scale, the exponent e.
 //
 //   e = RN(max |x| * RN(1 / fp8_max)), rounded up to a power of two, as E8M0; NaN is ignored
 //   q = saturate(RNE(x * 2^(127 - e)))
 //
 // RN rounds to f32. RNE rounds to the FP8 format, to nearest even.
 //
-// mxfp8.cuh shows the tile of a block. x stays in registers. Along rows, four neighbouring lanes hold a group of each
-// of their four rows, and reduce it by shuffles. Along columns, the warps write their maxima to shared memory. Each
-// thread then reduces one column, and writes the factor of this column to shared memory, where the lanes read it.
+// x stays in registers. Along rows, four neighbouring lanes hold a group, and reduce it by shuffles. Along columns, the
+// warps' maxima go through shared memory.
 //
-// Beyond the edges of x a tile holds zeros, whose codes and scales are 0. Tiles cover `ld` columns, `ldc` columns and
-// the padding of the scales, so all padding is written too.
+// Tiles cover `ld` columns, `ldc` columns and the padding of the scales. So all padding is written, with zeros.
 //
 // Benchmark: "quantize mxfp8 both copies", "quantize mxfp8 rowwise" in tests/bench/h200.csv.
 //
-// Launch: block 256. In the grid, x counts tiles along n, and y and z count tiles along m. Any size is allowed, and any
-// alignment of at least one element.
+// Launch: block 256; grid: x counts tiles along n, y and z count tiles along m. Any size and any alignment is allowed.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4
@@ -41,8 +38,7 @@ TE_DEV float te_mx_half(te_u32 pair, int high, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(half) : te_f16_to_f32(half);
 }
 
-// te_mx_rows_most computes the maximum of |x| over each of the thread's rows, and te_mx_columns_most over each of its
-// columns. The maxima start at 0 and ignore NaN, so none becomes NaN. Elements of 16 bits are compared two at a time.
+// Write the maxima of |x| over each of the thread's rows or columns. NaN is ignored.
 TE_DEV void te_mx_rows_most(const te_raw<TE_ANY> w[4], int dt, float most[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -76,8 +72,7 @@ TE_DEV void te_mx_columns_most(const te_raw<TE_ANY> w[4], int dt, float most[8])
         }
     }
 }
-// Returns the maximum of row number lane % 4 over the four lanes of a group of 32 columns. In each step, pairs of lanes
-// exchange half of their values, and each lane keeps the maxima of one half.
+// Returns the maximum of row number lane % 4 over the four lanes of a group of 32 columns.
 TE_DEV float te_mx_group_most(const float v[4], int lane) {
     bool up = lane & 2;
     float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));
@@ -86,9 +81,8 @@ TE_DEV float te_mx_group_most(const float v[4], int lane) {
     return fmaxf(up ? b : a, __shfl_xor_sync(TE_MX_ALL, up ? a : b, 1));
 }
 
-// Writes the codes of the thread's elements to `to`, a row-wise or column-wise copy of x. `there` says how many
-// of the thread's eight columns exist in x. If columnwise, `scale` has a factor for each column. Otherwise its first
-// four elements are the factors of the rows.
+// Writes the codes of the thread's elements to `to`, of which `there` columns exist. `scale` has eight factors of
+// columns, or four factors of rows.
 TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_raw<TE_ANY> w[4], int dt,
                               const float scale[8], bool columnwise, int y_dt) {
 #pragma unroll

@@ -1,14 +1,13 @@
-/* ops/mxfp8/op.c: checks the calls of the MXFP8 casts, and says where each scale lies. This file may use tensors. It
- * must not depend on the backend. */
+/* ops/mxfp8/op.c: checks the calls of the MXFP8 casts, and locates scales. This file may use tensors. It must not
+ * depend on the backend. */
 
 enum {
     TE__MX_GROUP = 32, /* elements of one scale */
-    TE__MX_LINES = 128 /* the scales are padded to a multiple of this number of lines; a line is a row of a row-wise
-                        * copy, or a column of a column-wise copy */
+    TE__MX_LINES = 128 /* the lines of scales are padded to a multiple of this. A line is a row, or a column of a
+                        * column-wise copy */
 };
 
-/* The padded sizes of the scales of one copy. There are `lines` lines (rows of x; in a column-wise copy, columns of x),
- * each with `groups` groups. */
+/* The padded sizes of the scales of one copy. A line is a row of x, or a column of x in a column-wise copy. */
 typedef struct te__mx_layout {
     int64_t lines, groups;
     bool columnwise, swizzled;
@@ -22,9 +21,8 @@ static te__mx_layout te__mx_layout_of(int64_t m, int64_t n, bool columnwise, boo
     l.swizzled = swizzled;
     return l;
 }
-/* Returns the byte where the scale of group `group` in line `line` (a row, or a column if columnwise) lies. Swizzled
- * scales lie in tiles of 128 x 4, which are 512 bytes. One instruction of Blackwell's tensor cores reads such a
- * tile. */
+/* Returns the index of the scale of group `group` in line `line` (a row or a column). Swizzled scales lie in the 128
+ * x 4 tiles that Blackwell's tensor cores read. */
 static int64_t te__mx_scale_at(const te__mx_layout *l, int64_t line, int64_t group) {
     return te__group_scale_at(l->swizzled, l->columnwise, l->columnwise && !l->swizzled ? l->lines : l->groups, line,
                               group);

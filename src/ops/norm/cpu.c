@@ -1,8 +1,7 @@
-/* ops/norm/cpu.c: the reference of LayerNorm and RMSNorm. This file may use cpu/rows.c. It must not
- * depend on CUDA.
+/* ops/norm/cpu.c: the reference of LayerNorm and RMSNorm. This file may use cpu/rows.c. It must not depend on CUDA.
  *
- * Each pass reads a row in runs of TE__NORM_RUN elements. Sums are in double, in eight interleaved parts. So the loop
- * vectorizes, and the order of the sums is the same for any number of threads. */
+ * Sums are in double, in eight interleaved parts. So the loop vectorizes, and the order of the sums is the same for
+ * any number of threads. */
 
 enum { TE__NORM_RUN = 512, TE__NORM_COLUMNS = 64 };
 
@@ -38,8 +37,8 @@ static double te__norm_dot(const float *x, const float *y, int64_t n) {
     return te__norm_add_lanes(s);
 }
 
-/* Returns an array of 2 * n floats: gamma' [n] (gamma, or 1 + gamma if zero_centered), and behind it beta [n], which is
- * 0 if there is no beta. The caller frees the array. */
+/* Returns an array of 2 * n floats, which the caller frees: gamma' (gamma, or 1 + gamma if zero_centered), then
+ * beta. */
 static float *te__norm_weights(te_ctx *te, const te_tensor *gamma, const te_tensor *beta, bool zero_centered,
                                int64_t n) {
     float *w = (float *)te__alloc_zero(te, (size_t)(2 * n) * sizeof(float));
@@ -58,8 +57,8 @@ typedef struct te__norm_fwd_job {
     bool layernorm;
     int64_t n, ld;
     const float *gamma, *beta;
-    float scale, *amax; /* amax: NULL, or the amax of each row. With a scale (for FP8), this is the amax of the f32
-                         * results before they are multiplied by the scale, otherwise that of y as it is stored */
+    float scale, *amax; /* the amax of each row, or NULL. With a scale (FP8) the amax is that of the f32 results
+                         * before scaling, otherwise that of the stored y */
 } te__norm_fwd_job;
 
 /* Rounds n elements, at most TE__NORM_RUN, to `dtype`. */
@@ -225,8 +224,8 @@ static void te__norm_bwd_store_sums(const te_tensor *out, int64_t first, int64_t
     for (k = 0; k < count; k++) run[k] = (float)((double)run[k] + sums[k]);
     te__store_row(te__data(out), out->dtype, first, count, run);
 }
-/* Computes dgamma and dbeta for bands `begin` to `end` - 1. A band is TE__NORM_COLUMNS columns of all rows. One thread
- * sums a whole band, so each column is summed in the order of the rows. */
+/* Computes dgamma and dbeta for bands `begin` to `end` - 1, each of TE__NORM_COLUMNS columns. One thread sums a
+ * band, in the order of the rows. */
 static void te__norm_bwd_columns(void *user, int64_t begin, int64_t end) {
     const te__norm_bwd_job *job = (const te__norm_bwd_job *)user;
     float xhat[TE__NORM_COLUMNS], dy[TE__NORM_COLUMNS];

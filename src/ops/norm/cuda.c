@@ -1,8 +1,8 @@
 /* ops/norm/cuda.c: chooses the kernels and launches of LayerNorm and RMSNorm. This file may make plans. It must not
  * call the CUDA driver. */
 
-/* Returns the number of threads in a block of the general kernels, which do not hold a row in registers. There is one
- * thread for every four elements of a row, in whole warps and up to 512, so that short rows get small blocks. */
+/* Returns the number of threads in a block of the general kernels, which do not hold a row in registers. Short rows
+ * get small blocks. */
 static int te__norm_threads(int64_t n) { return (int)te__min(512, te__max(32, te__round_up(te__div_up(n, 4), 32))); }
 
 /* How norm_fwd and norm_bwd hold a row in registers: in `warps` warps, with `chunks` vectors of 8 elements in each
@@ -12,9 +12,8 @@ typedef struct te__norm_tiling {
     bool full; /* the row fills the vectors of all threads */
 } te__norm_tiling;
 
-/* Returns the tiling with the fewest warps that holds a row with at most `most` vectors in each thread. Returns
- * a tiling with up to twice as many warps instead if all their threads then have the same number of vectors. Sets
- * `warps` to 0 if no tiling holds the row. */
+/* Returns the tiling with the fewest warps and at most `most` vectors a thread. Prefers up to twice as many warps if
+ * all threads then have equally many vectors. Sets `warps` to 0 if no tiling holds the row. */
 static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     te__norm_tiling t = TE_ZERO;
     int w, fewest = (int)te__max(1, te__div_up(vectors, 32 * most));
@@ -36,8 +35,8 @@ static int64_t te__norm_shared_limit(int sm) {
     return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024;
 }
 
-/* Returns whether norm_fwd_queue runs instead of norm_fwd. It does if x has 32 MB or more, in rows of 4 to 16 KB. A
- * block with longer rows would fill a whole multiprocessor. Both kernels give the same bits. */
+/* Returns whether norm_fwd_queue runs: x has 32 MB or more, in rows of 4 to 16 KB. A block with longer rows would
+ * fill a multiprocessor. norm_fwd gives the same bits. */
 static bool te__norm_wants_queue(const te__plan *p, int64_t m, int64_t n, te__norm_tiling t, te_dtype dtype) {
     return te__norm_shared_limit(p->sm) >= 227 * 1024 && te__dtype_size(dtype) == 2 && n >= 2048 && t.warps <= 8 &&
            m <= 1 << 30 && m * n >= 16 << 20;
@@ -99,8 +98,8 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         if (queued) {
             te__norm_plan_queue(p, l, k, t);
         } else if (in_registers) {
-            /* A multiprocessor runs 36 warps at once if `packed`, and 24 if not. Rows of more than 8 warps are always
-             * packed, so that at least two blocks of up to 16 warps run at once. */
+            /* A multiprocessor runs 36 warps at once if `packed`, and 24 if not. Rows of more than 8 warps are
+             * packed, so that at least two blocks fit. */
             bool quantized = te__is_fp8(a->y->dtype), full = t.full && ld == n;
             bool packed = quantized || k->amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
             int rows = t.warps == 1 ? 4 : 1, warps = t.warps * rows;
@@ -141,9 +140,8 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
     return p->result;
 }
 
-/* How norm_bwd runs, in addition to its tiling. A block has `groups` groups of warps. Each group works on one row at
- * a time, and has up to `stages` rows in flight. `sums_shared` says that the sums over rows are in shared memory, not
- * in registers. */
+/* How norm_bwd runs. Each of a block's `groups` groups of warps works on one row at a time. Up to `stages` rows are
+ * in flight. sums_shared: the sums over rows are in shared memory. */
 typedef struct te__norm_bwd_tiling {
     te__norm_tiling row;
     int groups, stages;
@@ -163,8 +161,8 @@ static bool te__norm_bwd_tile(int64_t n, int64_t element, int streams, int kinds
     sums = t->sums_shared ? (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds : 0;
     for (t->stages = 3; t->stages > 1 && t->stages * stage + sums > limit;) t->stages--;
     t->shared = t->stages * stage + sums;
-    /* After the last row, the memory that held rows in flight is used for the sums of a group of warps, or for the sums
-     * of norm_parts.cuh. So it must be large enough for either. */
+    /* After the last row, the memory of the rows in flight holds the sums of a group of warps, or those of
+     * norm_parts.cuh. */
     if (!t->sums_shared) t->shared = te__max(t->shared, (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds);
     t->shared = te__max(t->shared, 8192);
     return t->shared <= limit;
@@ -184,9 +182,8 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
     if (n == 0) return TE_OK;
     fast = !te__eight_lacks(p, rows, TE__COUNT(rows), n) &&
            te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__norm_shared_limit(p->sm), &t);
-    /* If there are enough rows, there are as many blocks as an H100 has multiprocessors, or four times as many if not
-     * `fast`. The number does not depend on the GPU, so the sums of a variant (`fast` or not) always have the same
-     * bits. */
+    /* At most as many blocks as an H100 has multiprocessors (four times as many if not `fast`). So a variant (`fast`
+     * or not) has the same bits on all GPUs. */
     blocks = te__min(132, fast ? te__div_up(m, t.groups) : m);
     if (!fast) blocks = te__min(m, 528);
     if (wanted) {

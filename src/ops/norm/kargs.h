@@ -1,8 +1,6 @@
-/* ops/norm/kargs.h: the arguments of the norm kernels. The host's compiler and the kernels' compiler both read this
- * file, so it has plain structs alone. */
+/* ops/norm/kargs.h: the arguments of the norm kernels. The host's and the kernels' compilers both read this file. */
 
-/* The arguments of norm_fwd and norm_fwd_queue: y = (x - mean) * rstd * gamma' + beta, for m rows of n elements. gamma'
- * is gamma or gamma + 1. */
+/* The arguments of norm_fwd and norm_fwd_queue: y = (x - mean) * rstd * gamma' + beta. gamma' is gamma or gamma + 1. */
 typedef struct te__norm_fwd_kargs {
     const void *x;     /* [m, n] */
     const void *gamma; /* [n] */
@@ -42,10 +40,8 @@ typedef struct te__norm_bwd_sum_kargs {
     int accumulate;
 } te__norm_bwd_sum_kargs;
 
-/* The arguments of norm_bwd. It computes dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, where g = dy * gamma'
- * and gamma' is gamma or gamma + 1.
- * RMSNorm does not subtract mean(g). The kernel also computes partial sums of dy xhat (for dgamma) and of dy (for
- * dbeta). */
+/* The arguments of norm_bwd: dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, where g = dy * gamma' and gamma'
+ * is gamma or gamma + 1. RMSNorm does not subtract mean(g). */
 typedef struct te__norm_bwd_kargs {
     const void *dy, *x, *gamma, *add; /* add may be NULL */
     const float *mean, *rstd;         /* [m]; mean: LayerNorm only */
@@ -60,8 +56,8 @@ typedef struct te__norm_bwd_kargs {
     te__norm_bwd_sum_kargs sum;
 } te__norm_bwd_kargs;
 
-/* The arguments of l2normalize, for m rows of n elements. Forward (dy is NULL): y = x * rnorm, where rnorm = 1 /
- * sqrt(sum x^2 + eps). Backward: y gets dx = rnorm * (dy - x * rnorm^2 * sum(x * dy)). */
+/* The arguments of l2normalize. Forward: y = x * rnorm, where rnorm = 1 / sqrt(sum x^2 + eps). Backward: y gets dx =
+ * rnorm * (dy - x * rnorm^2 * sum(x * dy)). */
 typedef struct te__l2normalize_kargs {
     const void *x, *dy; /* dy: NULL in the forward pass */
     void *y;

@@ -5,8 +5,7 @@
 //
 // There are two passes over a row. The second one finds the row in a cache.
 //
-// Launch: block 128, one warp for each row; any grid, since blocks step through the rows. Any n and any alignment are
-// allowed. y may be x, and dx may be dy.
+// Launch: block 128, one warp a row; any grid. Any n and any alignment are allowed. y may be x, and dx may be dy.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -1,6 +1,5 @@
-// ops/norm/norm_amax.cu: runs after norm_fwd, which has left the largest |y| in `amax`. This kernel rounds it to the
-// format of y and writes it to y_amax. The result is the largest |y| after rounding, since rounding keeps the
-// order of numbers. Then the kernel sets `amax` to 0 for the next call.
+// ops/norm/norm_amax.cu: runs after norm_fwd, which has left the largest |y| in `amax`. Writes it to y_amax, rounded to
+// the format of y. Sets `amax` to 0 for the next call.
 //
 // Launch: one block of 32 threads.
 //

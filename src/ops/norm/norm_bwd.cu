@@ -4,33 +4,30 @@
 //   dx = rstd * (g - mean(g xhat) * xhat - mean(g)) + add          RMSNorm: without mean(g)
 //   dgamma = sum over rows of dy xhat,  dbeta = sum over rows of dy
 //
-// With `rounded`, dx is first computed without `add` and rounded to its format. Then `add` is added. dx and `add` may
-// be the same memory.
+// With `rounded`, dx is rounded to its format before `add` is added. dx and `add` may be the same memory.
 //
-// There are B blocks. Each works on G rows at a time (G = GROUPS; 1 without CHUNKS). Block b takes rows b G .. b G + G
-// - 1, then the rows B G further on, and so on. Its sums over these rows become row b of `partial`. For G = 2:
+// Each of B blocks works on G rows at a time (G = GROUPS; 1 without CHUNKS). The sums of block b become row b of
+// `partial`. For G = 2:
 //
 //       row      0 1 2 .. BG-1 | BG BG+1 ..           partial  [0] <- rows 0 .. G-1, BG .. BG+G-1, ..
 //       block    0 0 1 .. B-1  | 0  0    ..                    [1] <- rows G .. 2G-1, ..
 //
-// B and G are chosen from the shape, not from the GPU. So the sums have the same bits on all GPUs that run the same
-// variant (with CHUNKS, or without).
+// B and G do not depend on the GPU. So a variant (with or without CHUNKS) has the same bits on all GPUs.
 //
 // With CHUNKS, the columns of a row are split among the 32 WARPS threads of a group, as in norm_fwd. Rows are copied to
-// shared memory, up to STAGES rows ahead. gamma' stays in registers. The sums stay in registers too, or in shared
-// memory with SUMS_SHARED. So a row costs only its own bytes and one barrier of its group.
+// shared memory, up to STAGES rows ahead. The sums stay in registers, or in shared memory with SUMS_SHARED.
 //
-// In a cooperative launch (with `counter`) the blocks wait for each other at the end, and add up the rows of `partial`
-// themselves. Otherwise norm_bwd_sum adds them up.
+// In a cooperative launch (with `counter`) the blocks add up the rows of `partial` themselves. Otherwise norm_bwd_sum
+// does.
 //
 // Benchmark: "rmsnorm backward", "layernorm backward" in tests/bench/h200.csv.
 //
-// Launch with CHUNKS: grid of B <= m blocks, block of 32 WARPS GROUPS threads, at most 512. n is a multiple of 8 and at
-// most 256 CHUNKS WARPS (with FULL it is equal to that). dy, x, add and dx have the format X_DT. All pointers are
-// aligned to 16 bytes. te__norm_bwd_tile computes the size of the dynamic shared memory.
+// Launch with CHUNKS: grid of B <= m blocks, block of 32 WARPS GROUPS threads, at most 512.
 //
-// Launch without CHUNKS: grid of B <= m blocks, block of up to 512 threads, a multiple of 32. Any size is allowed. The
-// sums are added up in `partial` itself.
+// n is a multiple of 8 and at most 256 CHUNKS WARPS (with FULL it is equal to that). dy, x, add and dx have the format
+// X_DT. All pointers are aligned to 16 bytes. te__norm_bwd_tile computes the size of the dynamic shared memory.
+//
+// Launch without CHUNKS: grid of B <= m blocks, block of up to 512 threads, a multiple of 32. Any size is allowed.
 //
 // te:baseline
 // te:row CHUNKS=2 WARPS=8 FULL=1 GROUPS=2 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3
@@ -60,9 +57,8 @@ TE_DEV float te_norm_stored(float v, int rounded, int dt) {
 #define STREAMS (ADD ? 3 : 2) // x, dy, add
 #define THREADS (WARPS * 32)  // of a row
 
-// A ring of slots in shared memory. A slot holds one row for each group of WARPS warps: STREAMS * CHUNKS vectors of 8
-// elements for each thread. A thread reads back only bytes that it has copied itself, so no barrier is needed. The
-// 16-byte pieces of neighbouring threads lie side by side.
+// A ring of slots in shared memory. A slot holds one row for each group of WARPS warps. A thread reads only bytes that
+// it has copied itself, so no barrier is needed.
 struct te_norm_ring {
     static constexpr int pieces = STREAMS * CHUNKS * te_size<X_DT> / 2, pitch = THREADS * GROUPS * 16; // of 16 bytes
     static constexpr int slot_bytes = pieces * pitch;
@@ -121,8 +117,8 @@ struct te_norm_sums {
 #endif
 };
 
-// Returns the sums of both components of v over the row. This function has the only barrier between the threads of a
-// row. The next row must use another `scratch`, so that no thread overwrites sums that others still read.
+// Returns the sums of both components of v over the row. This is the only barrier between the threads of a row. The
+// next row must use another `scratch`.
 TE_DEV float2 te_norm_sum2(float2 v, float (*scratch)[WARPS], int group) {
     int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) % WARPS;
     if (LAYERNORM) v = te_warp_sum2(v);
@@ -199,8 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS *GROUPS, 1)
             next_rstd = a.rstd[row + step];
             if (LAYERNORM) next_mean = a.mean[row + step];
         }
-        // Here d = x - mean and g = dy gamma', where gamma' is gamma or 1 + gamma. So xhat is d rstd. Beyond the end of
-        // the row, x, dy and gamma are 0.
+        // d = x - mean, g = dy gamma', xhat = d rstd. Beyond the end of the row, x, dy and gamma are 0.
         float2 s = make_float2(0.0f, 0.0f);
         te_raw<X_DT> x[CHUNKS], dy[CHUNKS];
         te_cp_async_wait<STAGES - 1>();

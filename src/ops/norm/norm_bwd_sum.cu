@@ -1,8 +1,7 @@
-// ops/norm/norm_bwd_sum.cu: computes dgamma and dbeta from the partial sums of norm_bwd, as norm_parts.cuh describes.
-// A cooperative launch of norm_bwd computes dgamma and dbeta itself, so this kernel does not run after it.
+// ops/norm/norm_bwd_sum.cu: computes dgamma and dbeta from the partial sums of norm_bwd, unless its launch was
+// cooperative.
 //
-// Launch: block of 512 threads, grid (ceil(n / 32), kinds); blockIdx.y is 0 for dgamma, 1 for dbeta. Without
-//         partial sums (parts = 0) the sums are 0.
+// Launch: block of 512 threads, grid (ceil(n / 32), kinds); blockIdx.y is 0 for dgamma, 1 for dbeta.
 //
 // te:baseline
 #include "ops/norm/norm_parts.cuh"

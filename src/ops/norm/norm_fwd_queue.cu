@@ -1,22 +1,23 @@
 // ops/norm/norm_fwd_queue.cu: the forward pass of LayerNorm and RMSNorm for many long rows. The formulas are in
-// norm_fwd.cu. norm_row.cuh computes the sums and the results of a row.
+// norm_fwd.cu.
 //
-// A block keeps gamma' and beta in registers. It takes one row after another from a queue in shared memory. The first
-// thread of the block fills the queue, which has STAGES places. Each place is filled by a bulk copy, and has its own
-// mbarrier:
+// A block keeps gamma' and beta in registers. Its first thread fills a queue of STAGES rows in shared memory by bulk
+// copies. Each row of the queue has its own mbarrier:
 //
 //       queue of block 5    [ row 17 ][ row 18 ][ row 92 ][ row 93 ]
 //
-// A unit is `unit` neighbouring rows. A block takes its first units by its number: with 132 blocks, block 5 takes units
-// 5, 137 and so on, `own` units in all. It gets all further units from a counter that all blocks share. So rows are
-// scheduled dynamically, because multiprocessors do not get equal shares of the bandwidth. A unit has about 16 KB,
-// because the throughput of a single counter is limited (tests/bench/notes.md).
+// A unit is `unit` neighbouring rows. A block takes its first `own` units by its number: with 132 blocks, block 5 takes
+// units 5, 137 and so on. It gets all further units from a counter that all blocks share. So rows are scheduled
+// dynamically, because multiprocessors get unequal bandwidth. The throughput of a single counter is limited. Therefore
+// a unit has about 16 KB (tests/bench/notes.md).
 //
 // Benchmark: "rmsnorm forward ...", "layernorm forward ..." in tests/bench/h200.csv.
 //
-// Launch: block of 32 WARPS threads, at least two warps; any grid up to the number of units. te__norm_plan_queue
-// computes `questions` for this grid. n = 256 CHUNKS WARPS, ld = n, and m is at most 2^30. x has 16 bits. x, gamma and
-// beta are aligned to 16 bytes, y to 16 bytes (8 for FP8). The dynamic shared memory holds STAGES rows of x.
+// Launch: block of 32 WARPS threads, at least two warps; any grid up to the number of units. The dynamic shared memory
+// holds STAGES rows of x.
+//
+// n = 256 CHUNKS WARPS, ld = n, and m is at most 2^30. x has 16 bits. x, gamma and beta are aligned to 16 bytes, y to
+// 16 bytes (8 for FP8).
 //
 // te:arch 90
 // te:row CHUNKS=4 WARPS=4 RESIDENT=4 STAGES=4 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3
@@ -53,9 +54,8 @@ struct te_norm_feed {
         if (left == 0 && row < (int)a.m) {
             int unit = taken < a.own ? (int)(blockIdx.x + taken * gridDim.x) : (int)(a.own * gridDim.x + granted);
             row = min(unit * a.unit, (int)a.m), left = a.unit, taken++;
-            // The first a.own units (of a.unit rows each) that a block takes are its own. The block increments the
-            // counter when it takes the last of them, and again for each later unit.
-            // After `questions` increments by all blocks together, the counter is 0 again.
+            // The block increments the counter when it takes its last own unit, and again for each later unit. After
+            // `questions` increments by all blocks, the counter is 0 again.
             if (taken >= a.own && row < (int)a.m) granted = atomicInc(a.counter, (te_u32)a.questions - 1);
         }
         queue.rows[place] = row;

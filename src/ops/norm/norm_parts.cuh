@@ -1,14 +1,13 @@
-// ops/norm/norm_parts.cuh: computes dgamma and dbeta from the rows of norm_bwd's partial sums. Every kernel that
-// includes this file adds up the partial sums in the same order. This file may use te__norm_bwd_sum_kargs.
+// ops/norm/norm_parts.cuh: computes dgamma and dbeta from norm_bwd's partial sums, always in the same order.
 //
 //   A unit is 32 V neighbouring columns; a lane has V (1 or 4) of them. There are 16 shares: share w adds the rows
-//   w, w + 16, w + 32 ... Then the shares are added in the order of w.
+//   w, w + 16, w + 32 ... The shares are added in the order of w.
 #pragma once
 #include "device/base.cuh"
 #include "ops/norm/kargs.h"
 
-// Computes one unit (32 V columns) of dgamma (kind 0) or dbeta (kind 1). All threads of the block must call this
-// function. `sums` is 512 V floats of shared memory. If V is 4, n must be a multiple of 4.
+// Computes one unit of dgamma (kind 0) or dbeta (kind 1). All threads of the block must call this function. `sums` is
+// 512 V floats of shared memory. If V is 4, n is a multiple of 4.
 template <int V> TE_DEV void te_norm_add_parts(const te__norm_bwd_sum_kargs &a, int kind, te_i64 unit, float *sums) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     void *out = kind ? a.dbeta : a.dgamma;

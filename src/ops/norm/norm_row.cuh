@@ -1,13 +1,14 @@
-// ops/norm/norm_row.cuh: common parts of the forward kernels of LayerNorm and RMSNorm. This file may use
-// te__norm_fwd_kargs and the kernels' options. It must not depend on how rows are loaded. With CHUNKS, a row lies in
-// the registers of T = 32 WARPS threads, as V <= T * CHUNKS vectors of 8 elements; with FULL, V = T * CHUNKS. All these
-// kernels give the same bits, because each divides a row among the threads like this:
+// ops/norm/norm_row.cuh: one row in the forward kernels of LayerNorm and RMSNorm. This file must not depend on how rows
+// are loaded.
+//
+// With CHUNKS, a row lies in the registers of T = 32 WARPS threads, as V <= T * CHUNKS vectors of 8 elements. With
+// FULL, V = T * CHUNKS. All these kernels give the same bits, because each divides a row like this:
 //
 //       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..
 //       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]
 //
 // The sums of x and x^2 need one pass and one barrier. The variance is sum x^2 / n - mean^2. If the mean is larger than
-// the standard deviation, this difference has lost digits. Then a second pass sums x - mean and its square.
+// the standard deviation, digits are lost. Then a second pass sums x - mean and its square.
 #pragma once
 #include "device/vector.cuh"
 #include "ops/norm/kargs.h"
@@ -36,8 +37,8 @@ TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt)
 constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;
 constexpr int te_y_size = te_quantized ? 1 : te_size<Y_DT>;
 
-// The sums that the warps of a row exchange. There are two copies, used in turns, so that no warp overwrites sums that
-// others still read.
+// The sums that the warps of a row exchange. Two copies take turns, so that no warp overwrites sums that others still
+// read.
 struct __align__(16) te_norm_scratch {
     float sums[2][2][WARPS], again[2][WARPS];
 };

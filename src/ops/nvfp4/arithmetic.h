@@ -1,11 +1,10 @@
-/* ops/nvfp4/arithmetic.h: the transform, the rounding and the errors of the 16 elements of a block. The host and the
- * kernels both compile this file, and get the same bits. This file may use base/. It must not depend on where the
- * elements lie. */
+/* ops/nvfp4/arithmetic.h: the transform, the rounding and the errors of a block of 16 elements. The host and the
+ * kernels both compile this file, and get the same bits. */
 #ifndef TE__NVFP4_ARITHMETIC_H
 #define TE__NVFP4_ARITHMETIC_H
 
-/* Returns a * b, rounded. The host's compiler may fuse a plain product with a sum that follows, so that the product is
- * not rounded. It cannot do this with te__fma. Adding -0 changes nothing. */
+/* Returns a * b, rounded. The host's compiler may fuse a plain product with a following sum, but not te__fma. Adding
+ * -0 changes nothing. */
 TE__BOTH float te__nvfp4_product(float a, float b) {
 #ifdef __CUDA_ARCH__
     return __fmul_rn(a, b);
@@ -31,8 +30,8 @@ TE__BOTH float te__nvfp4_abs(float a) { return te__bits_f32(te__f32_bits(a) & 0x
 #define TE__NVFP4_UNROLL
 #endif
 
-/* Replaces v by H v / 4 in f32, where H is the Sylvester (Hadamard) matrix of order 16. The inverse of this transform
- * is the transform itself. v is divided by 4 first, so that no partial sum overflows unless the result does. */
+/* Replaces v by H v / 4 in f32, where H is the Sylvester (Hadamard) matrix of order 16. The transform is its own
+ * inverse. v is divided by 4 first, to avoid overflow. */
 TE__BOTH void te__nvfp4_hadamard(float v[16]) {
     TE__NVFP4_UNROLL
     for (int i = 0; i < 16; i++) v[i] = te__nvfp4_product(v[i], 0.25f);
@@ -62,13 +61,14 @@ TE__BOTH float te__nvfp4_toward_zero(int32_t s) {
     return s < 0 ? -(float)(int32_t)m : (float)(int32_t)m;
 #endif
 }
-/* Replaces v by H v / 4, rounded to bf16. This is the transform of the column-wise copy. The sums are those of the
- * tensor cores on which TransformerEngine computes it (mma.sync on Hopper and Blackwell, tcgen05.mma):
+/* Replaces v by H v / 4, rounded to bf16. The sums are those of the tensor cores on which TransformerEngine computes
+ * them (mma.sync on Hopper and Blackwell, tcgen05.mma):
  * - No product is rounded.
  * - The 16 products of a sum are cut to 25 bits below the leading bit of the largest one, and added up exactly.
  * - The sum is cut to f32.
- * Each product is plus or minus an element of v / 4. So this function cuts the elements once and then adds up integers,
- * which gives the same result in any order. If v has infinities or NaNs, all its finite elements count as 0. */
+ *
+ * Each product is plus or minus an element of v / 4. So this function cuts each element once, and then adds up
+ * integers. If v has infinities or NaNs, all its finite elements count as 0. */
 TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
     uint32_t top = 0;
     int32_t t[16];
@@ -116,9 +116,8 @@ TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
     }
 }
 
-/* Returns the code of y by stochastic rounding. The step is the distance between neighbouring codes at |y|. The result
- * is the largest code that is not above |y| + (k / 256) * step, with the sign of y. `k` is a random byte. NaN becomes
- * 6. The product of k and the step is exact. */
+/* Returns the code of y by stochastic rounding: the largest code not above |y| + (k / 256) * step, with the sign of
+ * y. `k` is a random byte. `step` is the distance between neighbouring codes at |y|. NaN becomes 6. */
 TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
     float m = te__nvfp4_abs(y), step = m < 2.0f ? 0.5f / 256 : m < 4.0f ? 1.0f / 256 : 2.0f / 256;
     float t = te__nvfp4_sum(m, te__nvfp4_product((float)(int32_t)k, step));
@@ -132,18 +131,19 @@ TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) {
     return words[t >> 2] >> (8 * (t & 3)) & 0xffu;
 }
 
-/* Returns |e|, or e * e if `squared` is set, where e is the error of quantizing x to `code`. 4-over-6 compares sums of
- * these numbers. d is the scale of the block. `most` is 6 F, where F is the largest block scale. The decoded value is
- * code * d * amax / `most`. The function does not use the tensor's scale, which equals `most` / amax in general, but
- * is limited to the largest f32 if the amax is very small. */
+/* Returns |e|, or e * e if `squared`, where e is the error of quantizing x to `code`. d is the scale of the block.
+ * `most` is 6 F, where F is the largest block scale. The decoded value is code * d * amax / `most`.
+ *
+ * The tensor's scale is not used: it is limited to the largest f32, so for a very small amax it is not `most` /
+ * amax. */
 TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float most, int squared) {
     float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most),
           e = te__nvfp4_sum(value, -x);
     return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);
 }
 
-/* Returns the factor that decodes the codes of a block: d * amax / (6 F). `most` is 6 F. If the amax is 0, the tensor
- * was quantized with a tensor scale of 1. Then `most` replaces the amax, so that the factor equals d. */
+/* Returns the factor that decodes the codes of a block: d * amax / (6 F). `most` is 6 F. An amax of 0 means a tensor
+ * scale of 1. Then the factor is d. */
 TE__BOTH float te__nvfp4_decode_factor(float d, float amax, float most, float one_over_most) {
     return te__mul_f32(te__mul_f32(d, amax == 0.0f ? most : amax), one_over_most);
 }
@@ -152,8 +152,8 @@ TE__BOTH float te__nvfp4_decode_step(uint8_t block_code, float amax, float code_
     return te__nvfp4_decode_factor(te__e4m3_to_f32(block_code), amax, most, te__rcp_f32(most));
 }
 
-/* Returns the position of the scale of row i and group j of 16 elements, in scales of shape [rows, groups]. `groups` is
- * a multiple of 4. Swizzled scales lie in tiles of 128 x 4. */
+/* Returns the index of the scale of row i and group j of 16 elements. `groups` is a multiple of 4. Swizzled scales
+ * lie in tiles of 128 x 4. */
 TE__BOTH int64_t te__nvfp4_scale_at(int64_t i, int64_t j, int64_t groups, int swizzled) {
     return te__group_scale_at(swizzled, 0, groups, i, j);
 }

@@ -1,5 +1,5 @@
-/* ops/nvfp4/cpu.c: the reference of the NVFP4 amaxes and casts. Every GPU gives the same bytes as this code. The casts
- * are divided into strips of 16 rows of x, so that no two threads write to the same byte. */
+/* ops/nvfp4/cpu.c: the reference of the NVFP4 amaxes and casts, whose bytes every GPU gives too. Casts are divided
+ * into strips of 16 rows of x, so that no two threads write the same byte. */
 
 static bool te__nvfp4_noop(const te_tensor *noop) { return noop && *te__f32_data(noop) == 1.0f; }
 
@@ -164,8 +164,8 @@ typedef struct te__nvfp4_rounding {
     uint64_t seed, offset;
 } te__nvfp4_rounding;
 
-/* Quantizes 16 elements to codes with the block scale d. `block` is the number of the block in the row-wise or
- * column-wise copy, which selects the random bytes. */
+/* Quantizes 16 elements to codes with the block scale d. The block's number in the copy, `block`, selects the random
+ * bytes. */
 static void te__nvfp4_codes(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float tensor_scale,
                             uint64_t block, uint8_t code[16]) {
     float multiplier = te__nvfp4_multiplier(d, tensor_scale);
@@ -199,9 +199,8 @@ static float te__nvfp4_tile_sum(float e[16]) {
         for (i = 0; i < half; i++) e[i] = te__nvfp4_sum(e[i], e[i + half]);
     return e[0];
 }
-/* Returns the scale of 16 elements (rows = 1), or of a 16 x 16 tile (rows = 16). Row i of the tile becomes block number
- * `block` + i * `stride` of the codes. This number selects the random bytes of the row. `amax` is the amax of the
- * tensor. */
+/* Returns the scale of 16 elements (rows = 1) or of a 16 x 16 tile (rows = 16). Row i is block number `block` + i *
+ * `stride` of the copy. This number selects the random bytes. */
 static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v, int rows, float amax, uint64_t block,
                                 uint64_t stride) {
     float largest = te__nvfp4_largest(v[0], 16 * rows, 0.0f),
@@ -253,8 +252,8 @@ static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_op_nvfp4_quantize_args
     c->scale_rows = te__round_up(rows, 128);
     c->groups = te__nvfp4_groups(cols);
 }
-/* Writes the scale and the codes of block (i, j) of the row-wise or column-wise copy, but no codes beyond the edge of
- * the copy. `amax` is the amax of the tensor, of row i of the copy, or of a group of rows of x. */
+/* Writes the scale and the codes of block (i, j), but none beyond the edge. `amax` is that of the tensor, of row i,
+ * or of a group of rows. */
 static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const float v[16], uint8_t d, float amax) {
     uint8_t code[16];
     int64_t b;
@@ -269,9 +268,10 @@ static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const f
     if (i < c->scale_rows && j < c->groups) /* a tile's scale is not repeated beyond the edge */
         c->scale[te__nvfp4_scale_at(i, j, c->groups, c->swizzled)] = i < c->rows ? d : 0;
 }
-/* Writes the 16 x 16 tile of a copy at row 16 * strip and column 16 * group. The rows of v are the rows of the
- * copy. With `per_row`, `amax` has one number for each row of the copy. If by_group->of_row is set, it has one for
- * each group of rows of x. Otherwise it has one number for all rows. */
+/* Writes the 16 x 16 tile v of a copy at row 16 * strip and column 16 * group. `amax` has one number:
+ * - for each row of the copy, with `per_row`;
+ * - for each group of rows of x, if by_group->of_row is set;
+ * - for all rows otherwise. */
 static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t group, te__nvfp4_tile v,
                                const float *amax, bool per_row, const te__nvfp4_row_groups *by_group, bool turned,
                                bool two) {

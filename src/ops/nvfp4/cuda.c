@@ -1,4 +1,4 @@
-/* ops/nvfp4/cuda.c: plans of the NVFP4 amaxes and casts. This file knows how each kernel must be launched. It must not
+/* ops/nvfp4/cuda.c: plans of the NVFP4 operations. This file knows how each kernel must be launched. It must not
  * depend on what the kernels compute. */
 
 static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_op_nvfp4_amax_args *a) {

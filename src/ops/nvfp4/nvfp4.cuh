@@ -29,11 +29,14 @@ TE_DEV float te_nvfp4_fma_sat(float a, float b, float c) {
     asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
     return r;
 }
-// Rounds four magnitudes y (>= 0, no NaN) to codes in the low 16 bits; the first code is in the lowest four bits. As a
-// function of y, the code is piecewise linear: 2 y up to 2, then y + 2 up to 4, then y / 2 + 4 up to 6. The three
-// pieces are computed as products clamped to 0 .. 1, times 4, 2 and 1. They are added to 2^23, where an f32 holds only
-// integers, so the sum is rounded: to nearest with ties to even codes, or to the code below if `down` is set. Only one
-// of the pieces can have a fraction. Multiplying the sum by 16 makes space for the next code.
+// Rounds four magnitudes y (>= 0, no NaN) to codes in the low 16 bits. The first code is in the lowest four bits. The
+// code is piecewise linear in y:
+//
+//   2 y up to 2,  y + 2 up to 4,  y / 2 + 4 up to 6
+//
+// Each piece is a product clamped to 0 .. 1, times 4, 2 or 1. Only one of them can have a fraction. They are added to
+// 2^23, where an f32 holds only integers. So the sum is rounded: to nearest with ties to even codes, or down if `down`
+// is set. Multiplying by 16 makes space for the next code.
 template <bool down> TE_DEV float te_nvfp4_add(float a, float b, float c) {
     return down ? __fmaf_rd(a, b, c) : __fmaf_rn(a, b, c);
 }
@@ -64,10 +67,10 @@ TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {
     for (int i = 0; i < 8; i++) y[i] = __fmul_rn(fabsf(v[i]), multiplier);
     return __byte_perm(te_nvfp4_pack4<false>(y), te_nvfp4_pack4<false>(y + 4), 0x5410) | te_nvfp4_signs8(v);
 }
-// Returns eight codes as te_nvfp4_pack8 does, but with the stochastic rounding of te__nvfp4_stochastic: to the largest
-// code that is not above |y| + (k / 256) * step. `random` has a byte k for each element. The step is 0.5 for |y| < 2.
-// Otherwise it is half of the largest power of two that is not above |y|; for |y| > 8 it does not matter, since the
-// largest code is 6. If the byte k is put into the last bits of the float 16384, the float becomes 16384 + k / 512.
+// Returns eight codes with the stochastic rounding of te__nvfp4_stochastic. `random` has a byte k for each element.
+//
+// `twice` is twice the step: 1 for |y| < 2, otherwise the largest power of two not above |y|. For |y| > 8 the step does
+// not matter, since the largest code is 6. A byte k in the last bits of the float 16384 makes it 16384 + k / 512.
 // Subtracting 16384 is exact.
 TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, const te_u32 random[2]) {
     float t[8];
@@ -81,9 +84,8 @@ TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, cons
     return __byte_perm(te_nvfp4_pack4<true>(t), te_nvfp4_pack4<true>(t + 4), 0x5410) | te_nvfp4_signs8(v);
 }
 
-// Factors that are the same for all blocks of a tensor. S is the scale of the tensor, and F is the largest block scale.
-// The functions that take these factors do the same as te__nvfp4_block_code, te__nvfp4_step and te__nvfp4_multiplier,
-// but with cvt instructions where the GPU has them. No amax may be NaN.
+// Factors of a tensor: S is its scale, and F is the largest block scale. The results equal those of arithmetic.h. No
+// amax may be NaN.
 struct te_nvfp4_tensor {
     float sixth, inverse;    // S / 6 and 1 / S
     float scale, amax, most; // S, the amax that S comes from, and 6 F; only 4-over-6 reads them
@@ -111,8 +113,8 @@ TE_DEV float te_nvfp4_multiplier(te_u8 d, const te_nvfp4_tensor &s) {
     return fminf(te__rcp_f32(te_nvfp4_step(d, s)), TE_FLT_MAX); // never NaN: a step is finite and not negative
 }
 
-// Compares the lower halves of a and b, and their upper halves. Each half is a 16-bit float. A half of the result has
-// the larger magnitude, or is NaN if one of the two floats is NaN. The signs of the result have no meaning.
+// Compares two pairs of 16-bit floats. Each half of the result has the larger magnitude, or is NaN if one float is NaN.
+// Its sign has no meaning.
 TE_DEV te_u32 te_nvfp4_max2(te_u32 a, te_u32 b, int dt) {
     te_u32 r;
 #if __CUDA_ARCH__ >= 860
@@ -125,8 +127,7 @@ TE_DEV te_u32 te_nvfp4_max2(te_u32 a, te_u32 b, int dt) {
 #endif
     return r;
 }
-// Returns one element of a word. If dt is f32, it is the whole word. Otherwise it is the lower (half = 0) or upper
-// half.
+// Returns one element of a word: the word (dt is f32), its lower half (half = 0) or its upper half.
 TE_DEV float te_nvfp4_of_word(te_u32 w, int half, int dt) {
     if (dt == TE_F32) return __uint_as_float(w);
     if (dt == TE_BF16) return __uint_as_float(__byte_perm(w, 0, half ? 0x3244 : 0x1044));
@@ -160,8 +161,7 @@ TE_DEV void te_nvfp4_draw(const te_nvfp4_rounding &how, te_u64 block, te_u32 ran
 TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 random[4], int i) {
     return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);
 }
-// Quantizes 16 elements one by one. This is used for blocks with a NaN, and with stochastic rounding also for blocks
-// with an infinite product v * multiplier.
+// Quantizes 16 elements one by one: for blocks with a NaN or, with stochastic rounding, an infinite product.
 TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {
     te_u32 w[2] = {0, 0};
 #pragma unroll
@@ -188,8 +188,8 @@ TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_
     }
     return sum;
 }
-// Returns the better of the two block scales that 4-over-6 compares, for 16 elements. `amax` is the amax of their
-// block. `tile` says that the block is a 16 x 16 tile in 16 lanes; then the errors of all 16 lanes are summed.
+// Returns the better of 4-over-6's two block scales. `amax` is the amax of the block. `tile`: the block is a 16 x 16
+// tile in 16 lanes, whose errors are summed.
 TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[16], float amax,
                                     const te_nvfp4_tensor &s, const te_u32 random[4], bool tile) {
     float base = te__nvfp4_base(amax, s.scale), least = 0.0f;
@@ -206,9 +206,10 @@ TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[
     return best;
 }
 // Returns the codes of one block of 16 elements, and writes its scale to *scale. `amax` is the result of te_nvfp4_amax.
-// `tile` says that the block is part of a 16 x 16 tile, which has the scale `tile_code`. `block` is the index of the
-// block in the row-wise or column-wise copy. `multipliers` is NULL, or has the multiplier for each of the 128 possible
-// block scales.
+//
+// `tile`         the block belongs to a 16 x 16 tile, whose scale is `tile_code`
+// `block`        index of the block in the row-wise or column-wise copy
+// `multipliers`  NULL, or a multiplier for each of the 128 block scales
 TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s,
                             const float *multipliers, bool tile, const int &tile_code, te_u64 block, te_u8 *scale) {
     te_u32 random[4];
@@ -228,10 +229,10 @@ TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], flo
                           nan || (how.stochastic && !(__fmul_rn(amax, multiplier) <= TE_FLT_MAX)));
 }
 
-// Transforms 16 elements of format dt for the column-wise copy. `rht` is 0 for no transform, 1 for the transform with
-// random signs, and 2 for the transform without them. Usually the magnitudes are so close together that each sum fits
-// in 24 bits. Then plain f32 sums are exact and equal to those of te__nvfp4_transform_bf16. Otherwise the function
-// calls te__nvfp4_transform_bf16. Either way, NaN stays NaN.
+// Transforms 16 elements of format dt for the column-wise copy. `rht`: 0 none, 1 with random signs, 2 without signs.
+//
+// Usually each sum fits in 24 bits. Then plain f32 sums are exact, and equal to those of te__nvfp4_transform_bf16. NaN
+// stays NaN.
 TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {
     if (!rht) return;
     if (rht == 1) te__nvfp4_flip(v, TE__NVFP4_SIGNS);

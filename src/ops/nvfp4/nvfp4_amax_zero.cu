@@ -1,5 +1,4 @@
-// ops/nvfp4/nvfp4_amax_zero.cu: sets amaxes to 0, unless the noop flag is set. It runs before the kernel that computes
-// amaxes of single rows, columns or groups. If x has no elements, it runs alone.
+// ops/nvfp4/nvfp4_amax_zero.cu: sets amaxes to 0, unless the noop flag is set.
 //
 // Launch: block 256. The grid has one thread for each element of the longer of amax_row and amax_col, and at least one
 // block.

@@ -1,8 +1,7 @@
-// ops/nvfp4/nvfp4_dequantize.cu: computes y [m, n] = q * d * amax / (6 F), where d is the scale of a code's block and F
-// is code_max. The codes q are those of the row-wise copy, or those of the column-wise copy, whose transform is undone.
+// ops/nvfp4/nvfp4_dequantize.cu: computes y [m, n] = q * d * amax / (6 F), where d is the block's scale and F is
+// code_max. q is the row-wise copy, or the column-wise copy, whose transform is undone.
 //
-//   row-wise: a tile has 32 rows of 256 columns, and each of the 8 warps has every eighth row. A thread loads eight
-//   neighbours of each of its four rows before it decodes the first
+//   row-wise: a tile has 32 rows of 256 columns, and each of the 8 warps has every eighth row
 //
 //   column-wise:
 //            64 columns
@@ -12,8 +11,7 @@
 //
 // Benchmark: "dequantize nvfp4" in tests/bench/h200.csv.
 //
-// Launch: block 256; the grid has one block for each tile, consecutive along a row of tiles. A tile has 32 rows and 256
-// columns, or 64 and 64 for the column-wise copy. Any size and any alignment are allowed.
+// Launch: block 256; grid: one block a tile, consecutive along a row of tiles. Any size and any alignment are allowed.
 //
 // te:baseline
 // te:row Y_DT=3 COLUMNWISE=0 RHT=0
@@ -28,8 +26,8 @@
 #define RHT a.rht
 #endif
 
-// Returns the index of the amax of row `row` of y. With one amax for each row or column this is `line`, the index of
-// that row or column. With groups it is the index of the row's group, or 0 for a row of no group.
+// Returns the index of the amax of row `row`: `line` if each row or column has one, else the row's group. A row of no
+// group gets 0.
 TE_DEV te_i64 te_nvfp4_amax_of(const te__nvfp4_dequantize_kargs &a, te_i64 row, te_i64 line) {
     int group = a.group_of && row < a.m ? a.group_of[row] : 0;
     return a.group_of ? (group > 0 && group < a.count ? group : 0) : a.per_row ? line : 0;
@@ -38,8 +36,8 @@ TE_DEV te_i64 te_nvfp4_amax_of(const te__nvfp4_dequantize_kargs &a, te_i64 row, 
 #define TE_COLUMNS 65 // floats of a row of the tile
 #define TE_Y_SIZE (Y_DT == TE_F32 ? 4 : 2)
 
-// Loads 4 N bytes of codes. Only `left` bytes exist; the others become 0. With `vector` either all bytes exist or none,
-// and q is aligned to 4 N bytes.
+// Loads 4 N bytes of codes, of which `left` exist; the others become 0. With `vector` all bytes exist or none, and q is
+// aligned to 4 N bytes.
 template <int N> TE_DEV void te_nvfp4_codes(const te_u8 *q, te_i64 left, bool vector, te_u32 w[N]) {
     if (vector && N == 2) {
         uint2 u = *(const uint2 *)q;
@@ -54,8 +52,8 @@ template <int N> TE_DEV void te_nvfp4_codes(const te_u8 *q, te_i64 left, bool ve
             if (b < left) w[b >> 2] |= (te_u32)q[b] << (8 * (b & 3));
     }
 }
-// Decodes eight codes and multiplies them by `step`. Two tables of eight bytes give the upper and the lower byte of a
-// magnitude in bf16; one __byte_perm looks up four codes.
+// Decodes eight codes and multiplies them by `step`. Two tables of eight bytes give the upper and lower byte of a
+// magnitude in bf16.
 TE_DEV void te_nvfp4_decode8(te_u32 w, float step, float v[8]) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {

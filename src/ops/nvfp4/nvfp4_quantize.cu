@@ -1,5 +1,5 @@
-// ops/nvfp4/nvfp4_quantize.cu: quantizes x to e2m1 codes and e4m3 block scales. It makes the row-wise copy, the
-// column-wise copy (transposed), or both, from one read of x.
+// ops/nvfp4/nvfp4_quantize.cu: quantizes x to e2m1 codes and e4m3 block scales: row-wise, column-wise (transposed), or
+// both from one read of x.
 //
 //              128 columns (64 of f32)
 //            +-----------------------+   by rows:     a thread casts 32 neighbours: 16 bytes of codes, two scales ->row
@@ -9,23 +9,20 @@
 //
 //   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store
 //
-// A row of the tile has 272 bytes. So eight threads that read two chunks of 16 bytes in each of four rows use all 32
-// banks. A warp reads a row by words. Beyond the edges of x the tile holds zeros, whose codes and scales are 0. Tiles
-// cover all padding, so the padding is written too.
+// 272 bytes a row avoid bank conflicts. Tiles cover all padding, so zeros are written there.
 //
-// With blocks of 16 x 16 a pass over the tile first finds the 64 scales. With 4-over-6 there are two such passes, since
-// each copy chooses its own scales.
+// Blocks of 16 x 16: a pass over the tile first finds the 64 scales. With 4-over-6 each copy chooses its own scales.
 //
-// With MEASURE the launch is cooperative. Blocks first go over their tiles to find the amaxes, and wait for each other.
-// Then they cast their tiles in reverse order, since the last tile is still in shared memory.
+// With MEASURE the launch is cooperative. Blocks first find the amaxes of their tiles. Then they cast their tiles in
+// reverse order, since the last tile is still in shared memory.
 //
-// With PER_LINE each row and each column has its own amax, or each group of rows has one. The 16 rows of a block, from
-// a multiple of 16 on, must then belong to the same group.
+// With PER_LINE each row and column, or each group of rows, has its own amax. The 16 rows of a block must belong to the
+// same group.
 //
 // Benchmark: "quantize nvfp4 ..." in tests/bench/h200.csv.
 //
-// Launch: block 256; the grid has one block for each tile, consecutive along a row of tiles. With MEASURE it has any
-// number of blocks that run at the same time. Any size and any alignment are allowed.
+// Launch: block 256; grid: one block a tile, consecutive along a row of tiles. With MEASURE all blocks must run at the
+// same time. Any size and any alignment are allowed.
 //
 // te:baseline
 // te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0
@@ -152,8 +149,8 @@ TE_DEV void te_nvfp4_tile::measure(const te__nvfp4_quantize_kargs &a, float &of_
     }
 }
 
-// Finds the scales of the tile's 16 x 16 blocks, for the column-wise copy if `columns` is set, else for the row-wise
-// copy. 16 lanes share a block; each has one of its rows (or columns).
+// Finds the scales of the tile's 16 x 16 blocks, for the column-wise copy if `columns`. Each of 16 lanes has one row or
+// column of a block.
 TE_DEV void te_nvfp4_tile::choose(const te__nvfp4_quantize_kargs &a, const te_nvfp4_rounding &how, bool columns,
                                   te_i64 blocks) const {
     const int groups = TE_COLUMNS / 16; // blocks in a row of the tile

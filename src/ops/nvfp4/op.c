@@ -1,8 +1,7 @@
 /* ops/nvfp4/op.c: the checks of calls that find NVFP4 amaxes or cast to NVFP4. This file may use tensors. It must not
  * depend on the backend. */
 
-/* te__nvfp4_groups returns the number of scales of a row of `cols` codes, padding included. te__nvfp4_check_scale
- * checks the shape of the scales of a row-wise or column-wise copy. */
+/* Returns the number of scales of a row of `cols` codes, padding included. */
 static int64_t te__nvfp4_groups(int64_t cols) { return te__round_up(te__div_up(cols, 16), 4); }
 static te_result te__nvfp4_check_scale(te_ctx *te, const char *op, const char *name, const te_tensor *scale,
                                        int64_t rows, int64_t cols) {

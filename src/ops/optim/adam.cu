@@ -5,27 +5,23 @@
 //   p -= lr (unbias1 m * (1 / (sqrt(unbias2 v) + eps))  + weight_decay p unless l2_mode)
 //   unbias = 1 / (1 - beta^step)
 //
-// p is the f32 master if there is one; the parameter then becomes the rounded master. Every operation is rounded by
-// itself, as on the CPU. The usual pairs of gradient and parameter formats have code of their own, which the block
-// selects. All other pairs are processed element by element.
+// p is the f32 master if there is one. The parameter then becomes the rounded master. Every operation is rounded by
+// itself, as on the CPU.
 //
-// Memory bandwidth is the limit: a step moves 28 bytes for each element (bf16 parameter and gradient, f32 master and
-// moments). Many short blocks come near that limit: a thread loads its four elements of each array, computes, stores
-// and ends. Loops over larger chunks, more elements a thread, bulk copies through shared memory and hints to the caches
-// were all slower.
+// Memory bandwidth is the limit: 28 bytes for each element (bf16 parameter and gradient, f32 master and moments). Many
+// short blocks come near that limit. Loops, bulk copies and cache hints were slower.
 //
 // Benchmark: "adam bf16 with f32 states" in tests/bench/h200.csv.
 //
-// Launch: block 256; the grid has one block for each chunk of 1024 elements, four elements for each thread. If
-// found_inf is not 0, nothing is written.
+// Launch: block 256; grid: one block for each chunk of 1024 elements. If found_inf is not 0, nothing is written.
 //
 // te:baseline
 #include "device/vector.cuh"
 #include "ops/optim/adam.cuh"
 #include "ops/optim/multi.cuh"
 
-// Does the step for this thread's four elements of a chunk. The chunk has the elements begin .. end - 1. Does nothing
-// if the thread's elements are not all before `end`. Returns the end of the last whole group of four in the chunk.
+// Does the step for this thread's four elements of the chunk begin .. end - 1, if all four exist. Returns the end of
+// the last whole group of four.
 template <int G, int P, bool MASTER>
 TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, int t, te_i64 begin, te_i64 end) {
     te_i64 whole = begin + (end - begin) / 4 * 4, i = begin + threadIdx.x * 4;

@@ -1,6 +1,5 @@
-// ops/optim/adam.cuh: the arithmetic of Adam for one element, and the states of Adam in any format. Every operation is
-// rounded by itself, as on the CPU. This file may use the argument structs of kargs.h. It must not depend on how
-// threads share the elements.
+// ops/optim/adam.cuh: the arithmetic of Adam for one element, and its states in any format. Every operation is rounded
+// by itself, as on the CPU.
 #pragma once
 #include "device/base.cuh"
 #include "ops/optim/arithmetic.h"
@@ -14,8 +13,7 @@ struct te_adam_step {
         if (a.l2_mode) g = __fadd_rn(g, __fmul_rn(a.weight_decay, p));
         m = __fadd_rn(__fmul_rn(a.beta1, m), __fmul_rn(1.0f - a.beta1, g));
         v = __fadd_rn(__fmul_rn(a.beta2, v), __fmul_rn(__fmul_rn(1.0f - a.beta2, g), g));
-        // This multiplies by a reciprocal instead of dividing. A division with the dividend 0 branches to a slow path,
-        // and gradients of embeddings have many zeros.
+        // A division with the dividend 0 would branch to a slow path, and gradients of embeddings have many zeros.
         float update = __fmul_rn(__fmul_rn(unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(unbias2, v)), a.eps)));
         if (!a.l2_mode) update = __fadd_rn(update, __fmul_rn(a.weight_decay, p));
         p = __fsub_rn(p, __fmul_rn(lr, update));

@@ -1,5 +1,5 @@
-// ops/optim/adam_amax.cu: finds the largest magnitude that each state will have after the step, in each chunk of each
-// tensor. NaN is ignored. No state is written.
+// ops/optim/adam_amax.cu: finds the largest magnitude of each state after the step, in each chunk of each tensor. NaN
+// is ignored.
 //
 // Launch: block 256; the grid has one block for each chunk of 4096 elements. If found_inf is not 0, nothing is written.
 //

@@ -1,6 +1,5 @@
-// ops/optim/adam_scales.cu: computes the new scales of a tensor's states from the amaxes of its chunks. For
-// adam_states, it writes two numbers for each state to the workspace: the old scale, which decodes the stored
-// state, and the multiplier of the new scale, by which the new state is encoded.
+// ops/optim/adam_scales.cu: computes the new scales of a tensor's states from the amaxes of its chunks. It writes the
+// old scale (for decoding) and the new multiplier (for encoding) of each state to `factor`.
 //
 // Launch: block 256; the grid has one block for each tensor. If found_inf is not 0, nothing is written.
 //

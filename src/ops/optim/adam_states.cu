@@ -1,8 +1,8 @@
 // ops/optim/adam_states.cu: one Adam or AdamW step (see adam.cu) over many tensors whose states are not all in f32. A
-// state may be in a 16-bit format or in FP8, and a master may be stored as its remainders (see arithmetic.h).
+// master may be stored as its remainders (see arithmetic.h).
 //
-// A state with a scale is measured before it is stored (adam_amax, adam_scales). So the step is computed twice, and an
-// f32 copy of a state is never needed.
+// A state with a scale is measured first (adam_amax), and stored by a second computation of the step. This saves an f32
+// copy of the state.
 //
 // Launch: block 256; the grid has one block for each chunk of 4096 elements. If found_inf is not 0, nothing is written.
 //

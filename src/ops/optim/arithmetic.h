@@ -1,14 +1,13 @@
 /* ops/optim/arithmetic.h: how the state of an optimizer represents f32 numbers in 16 or 8 bits. The host and the
- * kernels compile this code and get the same bits. This file may use base/. It must not depend on where the elements
- * lie. */
+ * kernels compile this code and get the same bits. */
 #ifndef TE__OPTIM_ARITHMETIC_H
 #define TE__OPTIM_ARITHMETIC_H
 
-/* Returns the largest magnitude that a state with a scale may store. For e4m3 this is the largest code. For f16 it is
- * half of the largest number, so that the sum of two states stays finite in f16. */
+/* Returns the largest magnitude that a state with a scale may store: the largest e4m3 code, or half of the largest
+ * f16. With half, the sum of two states stays finite. */
 TE__BOTH float te__state_range(int e4m3) { return e4m3 ? 448.0f : 32752.0f; }
-/* Returns the factor by which elements are multiplied before they are rounded. An amax of 0 gives 1 or 0; either is
- * right, since all elements are then 0. */
+/* Returns the factor by which elements are multiplied before they are rounded. For an amax of 0 the factor does not
+ * matter. */
 TE__BOTH float te__state_multiplier(float amax, int e4m3) {
     float multiplier = te__rcp_f32(te__div_f32(amax, te__state_range(e4m3)));
     if (multiplier > TE__F32_MAX) return e4m3 ? 1.0f : 0.0f;
@@ -35,9 +34,8 @@ TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, fl
     *found_inf = 0.0f;
 }
 
-/* te__join_master makes an f32 master from a bf16 parameter and a remainder: the 16 bits of the master that the
- * parameter lacks. If the highest of these bits is set, the parameter was rounded up. te__split_master is the
- * inverse. */
+/* te__join_master makes an f32 master from a bf16 parameter and the lower 16 bits of the master. If the highest of
+ * these is set, the parameter was rounded up. te__split_master is the inverse. */
 TE__BOTH float te__join_master(uint16_t param, uint16_t remainder) {
     return te__bits_f32(((uint32_t)param - (remainder >> 15)) << 16 | remainder);
 }

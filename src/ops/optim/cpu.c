@@ -1,6 +1,5 @@
-/* ops/optim/cpu.c: the CPU's reference of Adam, SGD, the gradient norm and the scaling of tensors. A list of tensors is
- * cut into one sequence of pieces, so that many small tensors keep all threads busy. The pieces depend only on the
- * shapes. */
+/* ops/optim/cpu.c: the reference of Adam, SGD, the gradient norm and the scaling of tensors. A list of tensors is
+ * cut into one sequence of pieces, which depend only on the shapes. */
 
 enum { TE__OPTIM_PIECE = 8192, TE__OPTIM_ROW = 512 };
 
@@ -10,8 +9,8 @@ typedef struct te__pieces {
     int num;
 } te__pieces;
 
-/* Cuts the tensors of a list into pieces. The callback tensor(list, t) returns a tensor of entry t, of which only the
- * size is used. Returns false if memory is exhausted. */
+/* Cuts the tensors of a list into pieces. tensor(list, t) returns a tensor of the size of entry t. Returns false if
+ * memory is exhausted. */
 static bool te__pieces_make(te_ctx *te, te__pieces *p, int num, const te_tensor *(*tensor)(const void *list, int t),
                             const void *list) {
     int t;
@@ -42,8 +41,7 @@ static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) 
 
 /* ---- adam ---- */
 
-/* Factors for the states of one te_adam_tensor. `scale` has the scales before the step. `multiplier` has the factors by
- * which new values are multiplied before they are rounded. */
+/* Factors for the states of one te_adam_tensor: the scales before the step, and the multipliers of the new values. */
 typedef struct te__adam_factors {
     float scale[TE__STATES], multiplier[TE__STATES];
 } te__adam_factors;
@@ -100,9 +98,8 @@ static te_tensor *te__adam_scale(const te_adam_tensor *t, int k) {
     return k == TE__STATE_M ? t->m_scale : k == TE__STATE_V ? t->v_scale : t->master_scale;
 }
 
-/* Returns n elements of state k as f32. If k is the master and there is none, these are elements of the parameter.
- * Returns a pointer into the memory of the state if the step may write there. Otherwise copies the elements to `row`
- * and returns `row`. */
+/* Returns n elements of state k as f32: in place if the step may write there, otherwise in `row`. If there is no
+ * master, the parameter stands for it. */
 static float *te__adam_load(const te__adam_job *j, int entry, int k, int64_t at, int64_t n, float *row) {
     const te_adam_tensor *t = &j->a->tensors[entry];
     const te_tensor *x = te__adam_state(t, k);

@@ -1,6 +1,5 @@
-/* ops/optim/cuda.c: plans of the multi-tensor operations. A list of tensors may need several launches, since the table
- * of tensors in a kernel's arguments has a fixed size. This file may use the kernels' arguments. It must not depend on
- * what the kernels compute. */
+/* ops/optim/cuda.c: plans of the multi-tensor operations. A list of tensors may need several launches, since a
+ * kernel's table of tensors has a fixed size. This file must not depend on what the kernels compute. */
 
 /* Kernel arguments may have 4,096 bytes on every architecture. */
 typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__adam_states_kargs) <= 4000 &&
@@ -10,7 +9,7 @@ typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__ad
                                      : -1];
 
 /* Returns true if tensor i needs a new launch. All tensors of a launch have the same numbers (learning rate, betas,
- * eps, weight decay) and the same place in the device tables of such numbers. */
+ * eps, weight decay) and the same `place`. */
 static bool te__adam_turns(const te_op_adam_args *a, int i) {
     const te_adam_tensor *t = &a->tensors[i], *before = t - 1;
     if (i == 0) return false;

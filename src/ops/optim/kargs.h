@@ -1,9 +1,7 @@
-/* ops/optim/kargs.h: the arguments of the multi-tensor kernels. They are tables of tensors, passed by value. The host's
- * compiler and the kernels' compiler both read this file. So it has plain structs only. Each has at most
- * 4,000 bytes, since kernel arguments are limited to 4,096.
+/* ops/optim/kargs.h: the arguments of the multi-tensor kernels, as tables of tensors. The host's and the kernels'
+ * compilers both read this file. Each struct has at most 4,000 bytes, since kernel arguments are limited to 4,096.
  *
- * The work of a launch is cut into chunks of TE__*_CHUNK elements. first[i] is the first chunk of tensor i.
- * So chunk c belongs to the last tensor i with first[i] <= c. */
+ * The work of a launch is cut into chunks of TE__*_CHUNK elements. first[i] is the first chunk of tensor i. */
 
 /* The numbers of a step of Adam. */
 typedef struct te__adam_numbers {
@@ -30,9 +28,10 @@ typedef struct te__adam_kargs {
     int tensors;
 } te__adam_kargs;
 
-/* Arguments for tensors whose states are not all in f32. If states have scales, three kernels run. adam_amax (one block
- * for each chunk) finds the largest magnitudes that the new states will have. adam_scales (one block for each tensor)
- * makes scales from them. adam_states does the step. Without scales adam_states runs alone. */
+/* Arguments for tensors whose states are not all in f32, in this order:
+ * - adam_amax, only with scales: one block for each chunk finds the largest magnitudes of the new states.
+ * - adam_scales, only with scales: one block for each tensor makes scales from them.
+ * - adam_states does the step. */
 #define TE__ADAM_STATES_MAX 44
 #define TE__ADAM_STATES_CHUNK 4096
 enum { TE__STATE_M, TE__STATE_V, TE__STATE_MASTER, TE__STATES };
@@ -76,8 +75,8 @@ typedef struct te__sgd_kargs {
     int nesterov, wd_after_momentum, tensors;
 } te__sgd_kargs;
 
-/* Arguments of l2norm_partial, which has one block for each chunk. It writes partial[c], the sum of x^2 of chunk c, and
- * first_chunk[t], the first chunk of tensor t; l2norm_tensor reads both. */
+/* Arguments of l2norm_partial, which has one block for each chunk. partial[c] is the sum of x^2 of chunk c, and
+ * first_chunk[t] the first chunk of tensor t. */
 #define TE__NORM_MAX 180
 #define TE__NORM_CHUNK 65536
 typedef struct te__l2norm_kargs {
@@ -93,8 +92,7 @@ typedef struct te__l2norm_kargs {
     int tensors;
     int last; /* this is the last launch of the operation */
 } te__l2norm_kargs;
-/* Arguments of two kernels. l2norm_tensor has one block for each tensor and adds up the partial sums of that tensor.
- * l2norm_final adds up the sums of all tensors. */
+/* Arguments of two kernels. l2norm_tensor adds up the partial sums of a tensor. l2norm_final adds up all tensors. */
 typedef struct te__l2norm_final_kargs {
     const float *partial;
     const unsigned *first_chunk;
@@ -119,8 +117,8 @@ typedef struct te__multi_scale_kargs {
     int tensors;
 } te__multi_scale_kargs;
 
-/* Arguments of step_numbers. It has one block, whose threads compute 2 * places bias corrections: one of beta1 and one
- * of beta2 for each of the `places` pairs in `betas` and in `bias_correction`. */
+/* Arguments of step_numbers, which has one block. For each of `places` pairs in `betas`, it computes the bias
+ * corrections of beta1 and beta2. */
 typedef struct te__step_numbers_kargs {
     float *found_inf, *skipped;       /* [1]; found_inf may be NULL */
     const float *step_device, *betas; /* [1], [2 * places]; or NULL */

@@ -1,5 +1,5 @@
-// ops/optim/l2norm_final.cu: computes the norm of all gradients, which is the square root of the sum of the tensors'
-// sums of squares. From the norm it computes the clip factor and found_inf.
+// ops/optim/l2norm_final.cu: computes the norm of all gradients from the tensors' sums of squares. From the norm it
+// computes the clip factor and found_inf.
 //
 // Launch: one block of 1024 threads.
 //

@@ -1,10 +1,10 @@
 // ops/optim/l2norm_partial.cu: computes the sum of squares of each chunk of 65,536 elements, for many tensors.
 //
-// A group is eight elements. Thread t adds up the groups t, t + 256, ... of the chunk one after another. Then
-// te_block_sum adds up the sums of the threads.
+// A group is eight elements. Thread t adds up the groups t, t + 256, ... of the chunk one after another. te_block_sum
+// adds up the threads. So the order of additions depends only on an element's index in its tensor.
 //
-// So the order of additions depends only on an element's index in its tensor. The block of a tensor's first chunk also
-// records the index of this chunk among all chunks. An empty tensor has one chunk, and its sum is 0.
+// The block of a tensor's first chunk also records the index of this chunk. An empty tensor has one chunk, with the sum
+// 0.
 //
 // Benchmark: "norm of 64 tensors" in tests/bench/h200.csv.
 //

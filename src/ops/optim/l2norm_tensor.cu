@@ -1,5 +1,4 @@
-// ops/optim/l2norm_tensor.cu: computes the sum of squares of each tensor. It adds up the sums of the tensor's chunks,
-// in the order of the chunks.
+// ops/optim/l2norm_tensor.cu: computes the sum of squares of each tensor from the sums of its chunks.
 //
 // Launch: block 256; the grid has one block for each tensor.
 //

@@ -1,5 +1,5 @@
-// ops/optim/multi.cuh: finds the tensor to which a chunk belongs, for launches over many tensors. This file may use the
-// first chunk of each tensor. It must not depend on what the tensors hold.
+// ops/optim/multi.cuh: finds the tensor of a chunk, for launches over many tensors. This file must not depend on what
+// the tensors hold.
 #pragma once
 #include "device/base.cuh"
 

@@ -1,18 +1,16 @@
-// ops/optim/multi_scale.cu: computes out = in * scale for many tensors, and sets found_inf to 1 if an input is not
-// finite.
+// ops/optim/multi_scale.cu: computes out = in * scale for many tensors. Sets found_inf to 1 if an input is not finite.
 //
 // Benchmark: "64 tensors scaled" in tests/bench/h200.csv.
 //
-// Launch: block 256; the grid has one block for each chunk of 8192 elements, four groups of eight elements for each
-// thread.
+// Launch: block 256; one block for each chunk of 8192 elements, four groups of eight elements for each thread.
 //
 // te:baseline
 #include "device/vector.cuh"
 #include "ops/optim/kargs.h"
 #include "ops/optim/multi.cuh"
 
-// Scales a whole chunk of dtype IN, and writes it as dtype OUT. All loads come before the first store, so `in` and
-// `out` may be the same array. Returns true if all elements were finite.
+// Scales a whole chunk. All loads come before the first store, so `in` and `out` may be the same array. Returns true if
+// all elements were finite.
 template <int IN, int OUT> TE_DEV bool te_scale_chunk(const void *in, void *out, te_i64 begin, float scale) {
     float v[4][8];
     bool finite = true;

@@ -1,5 +1,5 @@
-/* ops/optim/op.c: checks the arguments of operations on lists of tensors: Adam, SGD, gradient norm, scaling. This file
- * may use tensors. It must not depend on the backend. */
+/* ops/optim/op.c: checks the arguments of operations on lists of tensors, such as Adam. This file may use tensors. It
+ * must not depend on the backend. */
 
 /* Checks that x has as many elements as `with`. Both are tensors of entry i of the list. x may be NULL. */
 static te_result te__optim_check_like(te_ctx *te, const char *op, const char *name, int i, const te_tensor *x,
@@ -10,8 +10,7 @@ static te_result te__optim_check_like(te_ctx *te, const char *op, const char *na
                     te__shape_text(x, a), with_name, i, te__shape_text(with, b));
 }
 
-/* Checks the scale of x, an optimizer state of list entry i. The scale must exist if the format of x needs one, and
- * must be NULL if not. */
+/* Checks the scale of x, a state of list entry i. The scale must exist exactly if the format of x needs one. */
 static te_result te__optim_check_scale(te_ctx *te, const char *name, int i, const te_tensor *x,
                                        const te_tensor *scale) {
     char text[TE__SHAPE_TEXT];

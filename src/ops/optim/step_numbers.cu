@@ -1,5 +1,4 @@
-// ops/optim/step_numbers.cu: counts the last step if it was skipped. Then it computes the bias corrections of the next
-// step.
+// ops/optim/step_numbers.cu: counts the last step if it was skipped. Computes the bias corrections of the next step.
 //
 //   if `count` is set and found_inf is not 0: skipped += 1
 //   found_inf = 0

@@ -1,5 +1,4 @@
-// ops/optim/store_state.cu: stores x as an optimizer state in f16 or e4m3, and computes the scale of the state from the
-// amax of x.
+// ops/optim/store_state.cu: stores x as an optimizer state in f16 or e4m3. The scale comes from the amax of x.
 //
 // Launch: block 256; each block has 4096 elements. Any alignment is allowed.
 //

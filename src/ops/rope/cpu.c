@@ -1,11 +1,10 @@
-/* ops/rope/cpu.c: the CPU's reference of rotary embedding, token by token. This file handles number formats only
- * through cpu/rows.c.
+/* ops/rope/cpu.c: the CPU's reference of rotary embedding, token by token.
  *
- * The angle is (float(t) * position_scale) * inv_freq. The CPU and the kernel compute it by the same two f32 products,
- * because rounding matters: near 10^6 radians, neighbouring f32 numbers differ by 0.06. */
+ * The angle is (float(t) * position_scale) * inv_freq, by the same two f32 products as in the kernel. Rounding matters:
+ * near 10^6 radians, neighbouring f32 numbers differ by 0.06. */
 
-/* Finds the head of q, k or v that belongs to head `packed_head` of the packed projection. Returns 0 for a head of q, 1
- * for k, 2 for v. Sets *h to the index of the head in that tensor. */
+/* Returns 0, 1 or 2 if head `packed_head` of the packed projection belongs to q, k or v. Sets *h to the index of the
+ * head there. */
 static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
     if (a->grouped && a->groups) {
         const int queries = a->heads / a->groups, group = packed_head / (queries + 2),
@@ -17,9 +16,8 @@ static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
     return packed_head < a->heads ? 0 : 1 + (packed_head - a->heads) / a->groups;
 }
 
-/* The rotation of a token's channel pairs: (x, y) becomes (x c[0] - y s[0], y c[1] + x s[1]). Usually x and y have the
- * same angle. With a table of angles (freqs), x and y have one angle each, and the transposed rotation also exchanges
- * their sines. */
+/* The rotation of a token's channel pairs: (x, y) becomes (x c[0] - y s[0], y c[1] + x s[1]). With freqs, x and y have
+ * separate angles, and the transposed rotation exchanges their sines. */
 typedef struct te__rope_turn {
     float c[2][TE__ROPE_MAX_HALF], s[2][TE__ROPE_MAX_HALF];
 } te__rope_turn;

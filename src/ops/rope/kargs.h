@@ -15,9 +15,8 @@ typedef struct te__rope_view {
 
 enum { TE__ROPE_IN_PLACE = 2 };
 
-/* The arguments of the kernel. For te_rope, which rotates one tensor of heads, `packed` is the input x and `q` is the
- * output y. For the other operations, `packed` is a packed projection. It is split into q, k and v, or made from
- * them. */
+/* The arguments of the kernel. te_rope reads `packed` and writes `q`. The other operations split `packed` into q, k and
+ * v, or make `packed` from them. */
 typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
     const int *start;        /* [batch], or [sequences] if `cu` is given: a number for each sequence, added to the
@@ -30,9 +29,8 @@ typedef struct te__rope_kargs {
     int positions_step;      /* elements from one sequence to the next; 0: all sequences have the same positions */
     const float *freqs;      /* used if has_freqs: the table of angles, [rows, 1 or sequences, 2 * half]. Otherwise
                               * inv_freq is used */
-    long long freqs_rows, freqs_row, freqs_step; /* freqs_row and freqs_step: the steps in elements to the next row and
-                                                  * to the next sequence. If freqs_step is 0, all sequences use the same
-                                                  * angles */
+    long long freqs_rows, freqs_row, freqs_step; /* freqs_row, freqs_step: elements to the next row, and to the next
+                                                  * sequence. freqs_step 0: all sequences use the same angles */
     int has_freqs;
     long long offset;        /* added to every position */
     float position_scale, attention_factor; /* attention_factor multiplies cosine and sine */
@@ -42,13 +40,13 @@ typedef struct te__rope_kargs {
     int batch, seq, batch_first; /* batch_first: tokens are numbered sequence by sequence if it is 1, position by
                                   * position if it is 0. Memory has the same order */
     int heads, groups;       /* groups: number of heads of k, and of v; 0: there is only q */
-    int grouped;             /* the heads of `packed` come in groups: (heads / groups) heads of q, one of k, one of v.
-                              * Otherwise all heads of q come first, then all of k, then all of v */
+    int grouped;             /* `packed` has groups: (heads / groups) heads of q, one of k, one of v. 0: all of q, then
+                              * k, then v */
     int d, half;             /* half: number of channel pairs that are rotated */
     int interleaved;         /* the two channels of a pair are neighbours; otherwise they are `half` channels apart */
     int gather;              /* 1: `packed` is written; 0: `packed` is read */
-    int whole;               /* 1: q is a packed projection too; k and v are unused. TE__ROPE_IN_PLACE: the same, and q
-                              * is `packed` itself. 0: q, k and v are separate */
+    int whole;               /* 1: q is a packed projection too. TE__ROPE_IN_PLACE: q is `packed` itself. Both leave k
+                              * and v unused. 0: q, k and v are separate */
     float direction;         /* 1, or -1 for the transposed rotation */
     int tokens;              /* number of tokens that a block handles */
     int vector;              /* addresses and sizes allow eight channels at a time */
@@ -64,8 +62,8 @@ TE__BOTH int te__rope_packed_head(const te__rope_kargs *a, int n) {
     return a->whole == TE__ROPE_IN_PLACE && a->grouped ? n + n / (a->heads / a->groups + 1) : n;
 }
 
-/* Returns the index of token t in its whole sequence. With context parallelism the sequence is cut into 2 * cp_size
- * chunks. A rank has two chunks, stored one behind the other; the two chunks have `length` tokens together. */
+/* Returns the index of token t in its whole sequence. Context parallelism cuts the sequence into 2 * cp_size chunks. A
+ * rank stores two chunks, together `length` tokens. */
 TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {
     const long long half = length / 2;
     if (a->cp_size == 1) return t;

@@ -1,5 +1,5 @@
-/* ops/rope/op.c: the entry points of the rotary embeddings. They fill in defaults, check the arguments, and write
- * te__rope_kargs, which both backends use. This file may use tensors. It must not depend on the backend. */
+/* ops/rope/op.c: checks the arguments of the rotary embeddings, and writes te__rope_kargs for both backends. This file
+ * may use tensors. It must not depend on the backend. */
 
 /* The limit of |position_offset|. It keeps the sum of the offset, a token's index and a start position inside 64
  * bits. */
@@ -25,8 +25,8 @@ static te_result te__rope_check_freqs(te_ctx *te, const char *op, te_rope_angles
     a->rotary_dim = (int)te__min(f->shape[3], INT_MAX);
     return TE_OK;
 }
-/* Checks the angles and fills in defaults. There are b sequences, and heads of d channels. If `packed` is true, all
- * sequences together have s tokens. Otherwise each sequence has s tokens. */
+/* Checks the angles, and fills in defaults. Each of b sequences has s tokens; if `packed` is true, all together have s.
+ * Heads have d channels. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b,
                                        int64_t d) {
     const int64_t positions = a->positions ? te__numel(a->positions) : 0;
@@ -130,8 +130,8 @@ static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args
     return f;
 }
 
-/* Checks q, k and v, or a->rotated if it is given. With a->rotated, sets shape[0] and shape[1] to the first two sizes
- * of a->qkv. Otherwise sets all of `shape` to the shape of v. */
+/* Checks a->rotated, or q, k and v if a->rotated is NULL. Sets `shape` to the shape of v. With a->rotated, sets only
+ * shape[0] and shape[1], from a->qkv. */
 static te_result te__qkv_rope_check_parts(te_ctx *te, const char *op, const te_op_qkv_rope_args *a, int64_t shape[4]) {
     const te_tensor *part[3];
     static const char *const names[3] = {"q", "k", "v"};
@@ -210,8 +210,8 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
-/* Fills in the sizes, from `x`, and the angles, from `a`. `x` is a tensor of heads or a packed projection. If `a` is
- * NULL, there is no rotation. */
+/* Fills in the sizes of `x`, a tensor of heads or a packed projection. Fills in the angles `a`. `a` NULL: no
+ * rotation. */
 static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, const te_rope_angles *a) {
     int i;
     k->batch_first = format == TE_BSHD;

@@ -4,13 +4,14 @@
 //   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin)
 //                                    angle = (float(t) * position_scale) * inv_freq[i]
 //
-// The CPU computes the angle by the same two f32 products. inv_freq comes from the host. attention_factor multiplies
-// cosine and sine. A block first computes the angles of its `tokens` tokens, in shared memory. Then it loops over the
-// heads of these tokens. A unit of work is W channel pairs, or W channels that are not rotated. W is 8 if `vector` is
-// set, else 1. In a pair x is channel i and y is channel half + i; in an interleaved pair x and y are neighbours.
+// The CPU computes the angle by the same two f32 products. attention_factor multiplies cosine and sine. A block first
+// computes the angles of its tokens in shared memory. Then it loops over the heads of these tokens.
 //
-// With a table of angles (freqs) x and y have one angle each, and the transposed rotation exchanges their sines. A
-// token whose position has no row in freqs becomes NaN.
+// A unit of work is W channel pairs, or W channels that are not rotated. W is 8 with `vector`, else 1. In a pair x is
+// channel i and y is channel half + i; in an interleaved pair they are neighbours.
+//
+// With freqs x and y have one angle each, and the transposed rotation exchanges their sines. A token whose position has
+// no row in freqs becomes NaN.
 //
 // Options: X_DT is the te_dtype of all tensors; without it each tensor has its own. X_VECTOR replaces a.vector. X_FREQS
 // replaces a.has_freqs.
@@ -36,9 +37,8 @@
 #define FREQS a.has_freqs
 #endif
 
-// The tokens of the block. A token has two indices, sequence and position. The inner index changes faster; it is the
-// position if batch_first is set, else the sequence. The first token of the block has the indices (outer, inner). The
-// inner dimension has `size` entries.
+// The tokens of the block. A token has a sequence and a position. The inner index, of `size` values, is the position
+// with batch_first, else the sequence. (outer, inner) is the first token.
 struct te_rope_tokens {
     te_i64 outer;
     te_u32 inner, size;
@@ -63,8 +63,8 @@ struct te_rope_tokens {
     }
 };
 
-// te_rope_ask loads W elements in dtype dt; if W is 1, it also converts the element to f32. te_rope_values converts the
-// loaded elements to floats. te_rope_store stores floats.
+// te_rope_ask loads W elements of dtype dt; W = 1 also converts to f32. te_rope_values converts to floats.
+// te_rope_store stores floats.
 template <int W> TE_DEV te_raw<TE_ANY, W> te_rope_ask(const void *p, te_i64 at, int dt) {
     if constexpr (W == 8) return te_raw_ask<8>(p, at, dt);
     else return te_raw<TE_ANY, 1>{{__float_as_uint(te_load(p, at, dt))}};
@@ -78,9 +78,8 @@ template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const flo
     else te_store(p, at, dt, v[0]);
 }
 
-// The current unit of work of a thread: the unit's token, its head (the n of te__rope_packed_head), and its index in
-// that head. A unit is W channel pairs, or W channels that belong to no pair. next() goes TE__ROPE_THREADS units
-// further, without a division.
+// The current unit of work of a thread: W channel pairs, or W channels without a pair. `head` is the n of
+// te__rope_packed_head. next() goes TE__ROPE_THREADS units further, without a division.
 struct te_rope_walk {
     int units, heads; // units per head, heads per token
     int unit, head, token, on_unit, on_head, on_token;

@@ -1,5 +1,5 @@
-/* ops/shard/cpu.c: the CPU's reference of the operations on slices of a matrix. It loops over the rows that have
- * elements in the slice. The kernels give the same bytes. This file may use tensors. It must not depend on CUDA. */
+/* ops/shard/cpu.c: the CPU's reference of the operations on slices of a matrix. The kernels give the same bytes. This
+ * file must not depend on CUDA. */
 
 enum { TE__SHARD_PIECE = 512, TE__SHARD_PARTS = 64 };
 
@@ -169,9 +169,8 @@ static float te__shard_cast_row(const te__shard_job *j, int64_t row, float large
     }
     return largest;
 }
-/* Casts the parts begin .. end - 1 of the work. A part consists of pairs of rows (2 i, 2 i + 1). A flat dst has
- * only the slice, without padding between rows. If its codes have 4 bits, the two rows of a pair may share a byte. Rows
- * of different pairs never do. */
+/* Casts the parts begin .. end - 1 of the work. A part has pairs of rows (2 i, 2 i + 1). In a flat dst with 4-bit
+ * codes, only the two rows of a pair may share a byte. */
 static void te__shard_cast_parts(void *user, int64_t begin, int64_t end) {
     te__shard_job *j = (te__shard_job *)user;
     int64_t part, pair;

@@ -1,10 +1,10 @@
-/* ops/shard/kargs.h: the arguments of the shard kernels. The host's compiler and the kernels' compiler both read this
- * file. So it has plain structs only.
+/* ops/shard/kargs.h: the arguments of the shard kernels. The compilers of host and device both read this file, so it
+ * has plain structs only.
  *
- * The slice is elements start .. start + n - 1 of a matrix [rows, columns]. x[i] is element start + i of the matrix. */
+ * The slice x has elements start .. start + n - 1 of a matrix [rows, columns]. */
 
-/* Sizes of tiles. With TE__SHARD_ANY, tiles have any size, and a thread block of shard_amax handles one tile at a time.
- * With the other sizes it handles several tiles at once. */
+/* Sizes of tiles. TE__SHARD_ANY: any size, and a block of shard_amax handles one tile. With the other sizes a block
+ * handles several tiles. */
 enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };
 
 typedef struct te__shard_amax_kargs {
@@ -40,9 +40,8 @@ typedef struct te__shard_cast_kargs {
     float code_max;
     int x_dt, q_dt, scaling, columnwise;
     int flat;     /* dst has only the slice */
-    int straight; /* dst is flat and has e2m1 codes, and the number of columns is odd. Then a byte may have the end of
-                   * one row and the start of the next. So the whole matrix is treated as one row, which is cut into
-                   * groups of 16 */
+    int straight; /* dst is flat with e2m1 codes, and `columns` is odd. So a byte may hold codes of two rows. The matrix
+                   * is treated as one row, cut into groups of 16 */
     int vector;   /* x and dst are aligned to 16 bytes; start, columns and ld are multiples of 16 */
     unsigned tiles_n; /* shard_cast_transposed: tiles of 64 columns */
     long long first_tile; /* shard_cast_transposed: index of the tile of 128 matrix rows in which the slice begins */

@@ -1,5 +1,5 @@
-/* ops/shard/op.c: the checks of calls that quantize a slice of a matrix. This file may use tensors and the layouts of
- * codes and scales. It must not depend on the backend, or on operations that quantize whole tensors. */
+/* ops/shard/op.c: checks calls that quantize a slice of a matrix. This file may use tensors and the layouts of codes
+ * and scales. It must not depend on the backend. */
 
 /* Checks that the slice lies inside the matrix, and that the size of the matrix fits 64 bits. */
 static te_result te__shard_slice(te_ctx *te, const char *op, const te_tensor *x, int64_t rows, int64_t columns,
@@ -25,8 +25,8 @@ static te_result te__shard_matrix(te_ctx *te, const char *op, const char *name, 
     return TE_OK;
 }
 
-/* Sets *dtype to the dtype of the scales of the row-wise or column-wise copy of a matrix [rows, columns]. Sets *m and
- * *n to the shape [m, n] of these scales. */
+/* Sets *dtype and the shape [*m, *n] for the scales of one copy (row-wise or column-wise) of a matrix [rows,
+ * columns]. */
 static void te__shard_scale_shape(te_scaling scaling, bool columnwise, int64_t rows, int64_t columns, te_dtype *dtype,
                                   int64_t *m, int64_t *n) {
     int64_t along = columnwise ? rows : columns, across = columnwise ? columns : rows;

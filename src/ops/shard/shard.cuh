@@ -1,11 +1,10 @@
-// ops/shard/shard.cuh: loads eight neighbouring elements of a matrix row; some of them may lie outside of the slice.
-// This file may use the positions of the elements. It must not depend on the cast.
+// ops/shard/shard.cuh: loads eight neighbouring elements of a matrix row; some may lie outside of the slice. This file
+// must not depend on the cast.
 #pragma once
 #include "device/vector.cuh"
 
-// Loads the eight elements x[i] .. x[i + 7]. Only the first `columns_left` of them belong to the row. The slice has the
-// n elements x[0] .. x[n - 1]. Elements outside of the row or of the slice are set to 0. With `vector`, i is a multiple
-// of eight and x is aligned to 16 bytes.
+// Loads x[i] .. x[i + 7]. Elements outside of the row (columns_left) or of the slice x[0] .. x[n - 1] become 0. With
+// `vector`, i is a multiple of eight and x is aligned to 16 bytes.
 TE_DEV void te_shard_load8(const void *x, te_i64 i, te_i64 n, te_i64 columns_left, bool vector, int dt, float v[8]) {
     if (vector && columns_left >= 8 && i >= 0 && i + 8 <= n) {
         te_load8(x, i, dt, v);

@@ -1,10 +1,10 @@
-// ops/shard/shard_scales.cu: computes the scales of a whole matrix from the amaxes of its tiles. It writes zeros to the
-// padding of the scale tensors.
+// ops/shard/shard_scales.cu: computes the scales of a whole matrix from the amaxes of its tiles. The padding of the
+// scale tensors becomes 0.
 //
 // A thread writes four neighbouring scales. The first row_m * row_n / 4 threads write row_scale, the others col_scale.
-// Four scales of one byte each are written in one store if the address is a multiple of 4.
+// Four one-byte scales are one store if the address is a multiple of 4.
 //
-// Launch: block 256; the grid has as many blocks as (row_m * row_n + col_m * col_n) / 4 threads need.
+// Launch: block 256; (row_m * row_n + col_m * col_n) / 4 threads are needed.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -1,5 +1,5 @@
-/* ops/stats/cpu.c: the CPU's reference of the error statistics, with sums in double. The number of elements alone
- * decides how the work is split into parts. So the sums do not depend on the number of threads. */
+/* ops/stats/cpu.c: the CPU's reference of the error statistics, with sums in double. The work is split by the number of
+ * elements alone. So the number of threads does not change the sums. */
 
 enum { TE__STATS_PARTS = 64, TE__STATS_PIECE = 1024 };
 

@@ -1,5 +1,5 @@
-// ops/stats/quant_error_final.cu: reduces the partial results of all blocks to one result. The sums are in double. The
-// order of additions depends only on the indices of the blocks.
+// ops/stats/quant_error_final.cu: reduces the partial results of all blocks to one. The sums are in double. The order
+// of additions depends only on the indices of the blocks.
 //
 // Launch: one block of 256 threads. Without partial results it writes zeros.
 //

@@ -55,8 +55,8 @@ static void te__open_cpu(te_ctx *te) {
     te__threads_open(te);
 }
 
-/* Opens the device that `desc` or TE_DEVICE names. Without a name, opens the first GPU or, without a GPU, the CPU. A
- * failure gives the CPU, so that later calls do not crash. */
+/* Opens the device that `desc` or TE_DEVICE names. Without a name, opens the first GPU or, without a GPU, the CPU.
+ * After a failure the context has the CPU, so that later calls do not crash. */
 static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     const char *name = desc->device ? desc->device : te__env("TE_DEVICE"),
                *whose = desc->device ? "device \"" : "TE_DEVICE is \"";

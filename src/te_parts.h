@@ -76,7 +76,8 @@
 #if defined(TE_IMPLEMENTATION) && !defined(TE_IMPLEMENTATION_DONE)
 #define TE_IMPLEMENTATION_DONE
 
-/* Some functions are called only by optional areas such as `lm` or `moe`. They stay in te.h without these areas. */
+/* Some functions are called only by optional areas such as `lm` or `moe`. If these areas are left out, the functions
+ * stay in te.h and are unused. */
 #if defined(TE_NO_AUTOMODEL) || defined(TE_NO_LORA) || defined(TE_NO_LM) || defined(TE_NO_ONNX) || \
     defined(TE_NO_MOE) || defined(TE_NO_DIST) || defined(TE_NO_CUDA) || defined(TE_NO_PTX)
 #define TE__LEFT_OUT
@@ -309,8 +310,8 @@
 #endif
 
 /* what is built from operations */
-/* gcc compiles the parts below at -O1: this takes less time, and they have no CPU kernels. The parts above keep the
- * program's options, because gcc does not inline across options. */
+/* gcc compiles the parts below at -O1: this takes less time, and they have no CPU kernels. All parts above keep the
+ * program's options: they include the CPU kernels, and gcc does not inline a function into one with other options. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
 #pragma GCC push_options
 #pragma GCC optimize("O1", "strict-aliasing")

@@ -115,7 +115,7 @@ typedef struct te_attn_args {
  * "te" uses the first that is given: attention_mask; cu_seqlens; cu_seqlens_q with cu_seqlens_kv; `is_causal`; the
  * module's attn_mask_type.
  * "sdpa" and "eager" copy an attention_mask of two dimensions to the host. The copy syncs, and fails inside a graph's
- * capture. They ignore a mask without padding. With padding or a window they make a mask with one element per score. It
+ * capture. Both ignore a mask without padding. With padding or a window they make a mask with one element per score. It
  * is aligned at the bottom right: the last query sees keys up to the last key. The context keeps the last four such
  * masks, until the last module with the backend "sdpa", "flex" or "eager" is destroyed.
  * Source: preprocess_args_and_kwargs_for_attn. */

@@ -88,9 +88,9 @@ typedef struct te_backend_config {
                                        * te_rope_cos_sin; 0 => off. te_backend_config_validate turns it off, unless
                                        * keep_rope_fusion is set */
     bool keep_rope_fusion;            /* true => te_backend_config_validate leaves rope_fusion on, unless `rope` is
-                                       * "quack"; with CUDA it is then on by default. Automodel turns rope_fusion off:
-                                       * transformers and vLLM round their tables, and the log-probabilities would
-                                       * differ from theirs */
+                                       * "quack", and the default of rope_fusion is on with CUDA. Automodel turns
+                                       * rope_fusion off: with it the tables stay f32, but transformers and vLLM round
+                                       * theirs, and the log-probabilities would differ */
     te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
     te_dispatcher_backend dispatcher; /* 0 => with CUDA deepep, or uccl_ep without deepep; else torch */
     int dispatcher_num_sms;           /* no effect: te_group has no such setting; 0 => 20 */
@@ -176,11 +176,11 @@ typedef struct te_linear_module_desc {
                                         * of the module's class for weight and bias */
     const char *name;                  /* copied; NULL => "linear" */
 } te_linear_module_desc;
-/* Makes a module y = x W^T + b. Parameters: weight [out, in], bias [out].
+/* Makes a module y = x W^T + b. Parameters: weight [out, in], bias [out]. desc->linear_impl selects it:
  *   te     a Linear
  *   torch  the product is in high precision under any recipe. The weight is never stored quantized. Weight and bias
  *          start uniform on [-1 / sqrt(in), 1 / sqrt(in)], as in torch.nn.Linear
- * TE_ERR_UNSUPPORTED for "quack", TE_ERR_INVALID for a value outside the enum.
+ * TE_ERR_UNSUPPORTED for linear_impl "quack", TE_ERR_INVALID for a linear_impl outside its enum.
  * Source: initialize_linear_module. */
 TE_API te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module_desc *desc);
 
@@ -194,12 +194,13 @@ typedef struct te_rms_norm_module_desc {
     const char *name;                  /* copied; NULL => "rmsnorm" */
 } te_rms_norm_module_desc;
 /* Makes a module that computes x / sqrt(mean of squares + eps) * weight. Parameter: weight [dim], ones at first.
+ * desc->rms_norm_impl selects it:
  *   te          an RMSNorm; inside a Sequential, a Linear that follows reads its quantized output
  *   torch_fp32  a Float32RMSNorm: the results of "te", but autocast does not quantize the output
  *   torch       the normalised row is rounded to x's format before it is multiplied by the weight (torch.nn.RMSNorm,
  *               transformers' LlamaRMSNorm). Autocast does not quantize the output. The gradient is that of the
  *               unrounded formula, in f32
- * TE_ERR_UNSUPPORTED for "quack", TE_ERR_INVALID for a value outside the enum.
+ * TE_ERR_UNSUPPORTED for rms_norm_impl "quack", TE_ERR_INVALID for an rms_norm_impl outside its enum.
  * Source: initialize_rms_norm_module. */
 TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc *desc);
 /* Makes a Float32RMSNorm, the module of te_float32_rms_norm, with a weight of any float format. */
@@ -242,9 +243,9 @@ typedef struct te_rope_config {
     /* parameters of the rope types, under their names in config.json */
     double factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor, low_freq_factor, high_freq_factor;
     bool no_truncate;             /* true => the file has "truncate": false */
-    int64_t original_max_position_embeddings, max_position_embeddings; /* from the top level of the config;
-                                                                        * original_max_position_embeddings else from
-                                                                        * rope_parameters */
+    int64_t original_max_position_embeddings, max_position_embeddings; /* from the top level of the config. If
+                                                                        * original_max_position_embeddings is missing
+                                                                        * there, it comes from rope_parameters */
     int num_short_factors, num_long_factors;                                   /* lengths of short_factor and
                                                                                 * long_factor */
     /* for longrope: one factor for the frequency of each pair of channels, for short and for long sequences */
@@ -253,11 +254,11 @@ typedef struct te_rope_config {
 /* Reads "rope_parameters" of `config`, the text of a config.json, into *rope. Older keys, such as "rope_scaling", are
  * not read.
  * TE_ERR_FORMAT if "rope_parameters" is missing or null, or has no rope_theta.
- * TE_ERR_FORMAT if a field that should be a number is none.
+ * TE_ERR_FORMAT if a field that should be a number is something else.
  * Source: get_rope_config. */
 TE_API te_result te_rope_config_read(te_ctx *te, const char *config, te_rope_config *rope);
 /* Reads a config.json as models of the Llama family do: "rope_parameters", else "rope_scaling", else neither.
- * rope_theta may also stand at the top level; without one it is 10000. Errors as te_rope_config_read. */
+ * rope_theta may also stand at the top level; if it is missing, 10000 is used. Errors as te_rope_config_read. */
 TE_API te_result te_rope_config_read_llama(te_ctx *te, const char *config, te_rope_config *rope);
 /* Fills *rotary for the rotation of Automodel's models with experts; rope_type is ignored. The rotation has dim =
  * floor(head_dim * partial_rotary_factor) channels.

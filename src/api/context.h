@@ -51,7 +51,7 @@ typedef struct te_ctx_desc {
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
 /* Waits for the device and releases everything made in the context. Syncs. te may be NULL.
  * Modules, groups, open files, tensors, optimizers and quantizers that the caller still holds are released as well. The
- * caller must neither use nor release them afterwards. A warning has their number.
+ * caller must neither use nor release them afterwards. A warning says how many were released.
  * The call runs the destroy functions of module classes and the release functions of wrapped memory.
  * Graphs are not released: each needs its own te_graph_destroy.
  * In a child process made by fork, the call releases memory but leaves threads and the GPU alone. */
@@ -146,8 +146,8 @@ TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset);
 #define TE_MAX_RNG_TRACKERS 16 /* maximum number of named random states in a context */
 TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed);
 /* te_rng_fork_begin makes the named state the context's random state until te_rng_fork_end: te_rng_get, te_seed and all
- * random operations use it. The next region with this name continues from there. Regions may be nested. A graph's
- * capture may contain whole regions, but must not begin or end inside one. te_graph_launch must be outside. */
+ * random operations use it. The next region with this name continues where this one ended. Regions may be nested. A
+ * graph's capture may contain whole regions, but must not begin or end inside one. te_graph_launch must be outside. */
 TE_API te_result te_rng_fork_begin(te_ctx *te, const char *name);
 TE_API te_result te_rng_fork_end(te_ctx *te);
 /* Reads a named state; either pointer may be NULL. */

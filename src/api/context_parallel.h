@@ -12,7 +12,7 @@ typedef struct te_cp_batch {
                              * all ranks) */
     te_group *cp_p2p_group; /* the ranks of the ring with TE_CP_A2A_P2P (borrowed); NULL => none */
     te_qkv_format format;   /* dimension of the tokens. TE_SBHD: the first; TE_BSHD: the second; TE_THD: the first, or
-                             * [1, tokens, ..]; 0 => TE_SBHD (TransformerEngine: thd) */
+                             * the second of [1, tokens, ..]; 0 => TE_SBHD (TransformerEngine: thd) */
     te_tensor *cu_seqlens_padded; /* for TE_THD: i32 [b + 1], where each padded sequence begins (borrowed); lengths are
                                    * multiples of 2 n, for n ranks */
 } te_cp_batch;
@@ -38,8 +38,8 @@ typedef struct te_padded_sequences {
 /* Pads each sequence of input_ids and labels (i32 or i64, [N] or [1, N]; labels may be NULL) at its end, to a multiple
  * of divisibility_factor (normally 2 * cp_size). The padding is padding_token_id (usually 0) and padding_label_id
  * (usually -100, which te_cross_entropy ignores).
- * cu_seqlens is i32 [b + 1]; tokens behind the last sequence are dropped. TE_ERR_INVALID if its numbers descend or are
- * above N. Syncs: copies the three tensors to the host.
+ * cu_seqlens is i32 [b + 1]; tokens behind the last sequence are dropped. TE_ERR_INVALID if the numbers in cu_seqlens
+ * descend or are above N. Syncs: copies the three tensors to the host.
  * Source: transformer_engine.pytorch, pad_thd_sequences_for_cp. */
 TE_API te_result te_pad_thd_sequences_for_cp(te_tensor *input_ids, te_tensor *labels, te_tensor *cu_seqlens,
                                              int64_t divisibility_factor, int64_t padding_token_id,

@@ -29,8 +29,8 @@ typedef enum te_random_kind {
     TE_RANDOM_NORMAL = 1   /* mean a, standard deviation b */
 } te_random_kind;
 
-/* Selects chunks under context parallelism. A sequence of n ranks is cut into 2 n equal chunks; rank r has chunks r and
- * 2 n - 1 - r. */
+/* Selects chunks under context parallelism. A sequence that n ranks share is cut into 2 n equal chunks; rank r
+ * has chunks r and 2 n - 1 - r. */
 typedef enum te_context_chunks {
     TE_CHUNKS_BOTH = 0,   /* both chunks of the rank */
     TE_CHUNKS_FIRST = 1,  /* the rank's chunk r */

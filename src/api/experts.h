@@ -142,7 +142,7 @@ TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dty
 TE_API te_tensor *te_gate_expert_load(te_module *m);
 /* Adds gate_bias_update_factor * sign(mean(load) - load) to e_score_correction_bias, then sets the load to 0. load is
  * te_gate_expert_load, summed over the ranks of `group` (NULL => this rank alone). All ranks call it.
- * The update is in f32 even if the buffer was cast. Syncs. Does nothing for a FakeBalancedGate.
+ * The update is in f32 even if e_score_correction_bias was cast. Syncs. Does nothing for a FakeBalancedGate.
  * TE_ERR_INVALID if gate_bias_update_factor is 0; TE_ERR_STATE in evaluation, or if nothing has been counted. */
 TE_API te_result te_gate_update_bias(te_module *m, te_group *group);
 /* Sets the factor of auxiliary losses' gradients in later backward passes of this context; 0 => 1. Automodel's trainers
@@ -175,12 +175,12 @@ TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *
  * formats of the input and of the parameters.
  *
  *   te_grouped_experts_create         for the dispatcher "torch". If backend->experts is "torch_mm" or
- *                                     "torch_mm_mxfp8", it runs grouped GEMMs with group sizes on the device. Else it
- *                                     runs one GEMM for each expert, and the host waits for the group sizes
+ *                                     "torch_mm_mxfp8", the module runs grouped GEMMs with group sizes on the device.
+ *                                     Else it runs one GEMM for each expert, and the host waits for the group sizes
  *   te_grouped_experts_deepep_create  for an all-to-all dispatcher. If backend->experts is "gmm", "torch_mm" or
- *                                     "torch_mm_mxfp8", it runs grouped GEMMs, else one GEMM for each expert
- *   te_grouped_experts_te_create      for an all-to-all dispatcher. It has two GroupedLinears, gate_up_linear and
- *                                     down_linear, which follow the recipe in force. Under a recipe each expert's
+ *                                     "torch_mm_mxfp8", the module runs grouped GEMMs, else one GEMM for each expert
+ *   te_grouped_experts_te_create      for an all-to-all dispatcher. The module has two GroupedLinears, gate_up_linear
+ *                                     and down_linear, which follow the recipe in force. Under a recipe each expert's
  *                                     tokens and weights are padded to the recipe's blocks. TE_ERR_INVALID with
  *                                     apply_router_weight_after_down
  *

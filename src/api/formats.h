@@ -54,7 +54,8 @@ TE_API bool te_has_dtensor_params(te_module *m);
 typedef struct te_cast_model_desc {
     te_dtype dtype;                  /* f32, f16 or bf16; 0 => bf16 */
     const char *const *skip_modules; /* [num_skip_modules] names of modules, at any depth, that are not cast, with
-                                      * everything below. Words of te_module_set_keep_in_fp32 still apply there */
+                                      * everything below. There too, tensors that te_module_set_keep_in_fp32 keeps in
+                                      * f32 become f32 */
     int num_skip_modules;            /* 0 => none */
 } te_cast_model_desc;
 /* Casts every floating parameter and buffer of m's tree, including buffers that are not saved in files. desc may be
@@ -69,14 +70,14 @@ TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *
 /* Copies of tensors in f32, by path. */
 typedef struct te_fp32_snapshots te_fp32_snapshots;
 /* Makes f32 copies of the floating parameters whose path contains one of parameter_keywords. Copies floating buffers
- * likewise by buffer_keywords. A shared parameter is stored under its first path, a shared buffer under each.
- * Allocates. NULL on failure.
+ * likewise by buffer_keywords. A shared parameter is stored under its first path, a shared buffer under each
+ * of its paths. Allocates. NULL on failure.
  * The caller owns the result, and calls te_fp32_snapshots_destroy before te_ctx_destroy. */
 TE_API te_fp32_snapshots *te_snapshot_fp32_tensors(te_module *m, const char *const *parameter_keywords,
                                                    int num_parameter_keywords, const char *const *buffer_keywords,
                                                    int num_buffer_keywords);
-/* Writes copies back into the tensors of m with their paths; these become f32. No tensor is added. Parameters come from
- * `parameters` and buffers from `buffers`; these may be one object, and NULL means none.
+/* Writes each copy back into the tensor of m at the copy's path; this tensor becomes f32. No tensor is added.
+ * Parameters come from `parameters` and buffers from `buffers`. Both may be the same object; NULL means none.
  * A parameter's copy is skipped if its path leads to no parameter, or is not the first path of a shared one.
  * A buffer that is not found is searched again without the path's components "_checkpoint_wrapped_module". */
 TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_snapshots *parameters,
@@ -84,7 +85,7 @@ TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_sn
 /* Returns the number of copies. */
 TE_API int te_fp32_snapshots_count(const te_fp32_snapshots *s);
 /* Returns copy number `index` (borrowed), its path (borrowed) in *path and its kind in *kind; both pointers may be
- * NULL. NULL if there is none. */
+ * NULL. Returns NULL if there is no such copy. */
 TE_API te_tensor *te_fp32_snapshots_at(const te_fp32_snapshots *s, int index, const char **path, te_entry_kind *kind);
 /* Releases the copies. `s` may be NULL. */
 TE_API void te_fp32_snapshots_destroy(te_fp32_snapshots *s);
@@ -103,7 +104,8 @@ typedef struct te_fp32_scope_desc {
     te_dtype restore_dtype;        /* format of the whole model after the region; 0 => each tensor gets its old format
                                     * back (Automodel's default: restore_first_parameter) */
     bool restore_first_parameter;  /* read with restore_dtype 0: the whole model gets the format of its first floating
-                                    * parameter, as in Automodel. This is f32 if te_module_set_keep_in_fp32 keeps it */
+                                    * parameter, as in Automodel. This format is f32 if te_module_set_keep_in_fp32
+                                    * keeps that parameter in f32 */
 } te_fp32_scope_desc;
 /* Casts the whole model to f32, so that its initial values can be drawn in f32 and rounded once. (A normal distribution
  * sampled in bf16 has another variance.) desc may be NULL. On failure returns NULL, and the model is unchanged.
@@ -112,8 +114,8 @@ typedef struct te_fp32_scope_desc {
 TE_API te_fp32_scope *te_fp32_scope_open(te_module *m, const te_fp32_scope_desc *desc);
 /* Ends the region and casts the model back, except tensors that keywords of te_module_set_keep_in_fp32 keep in f32. A
  * tensor added inside the region gets the format of the first floating parameter that is not kept.
- * Works on a context that has an error, and keeps that error. If it fails, the model is in f32 and the region still
- * open: the call may be repeated. scope NULL => TE_OK. */
+ * Works on a context that has an error, and keeps that error. If the call fails, the model is in f32 and the region
+ * still open, so the call may be repeated. scope NULL => TE_OK. */
 TE_API te_result te_fp32_scope_close(te_fp32_scope *scope);
 
 /* ---- frozen parts ---- */
@@ -121,15 +123,15 @@ TE_API te_result te_fp32_scope_close(te_fp32_scope *scope);
 /* Options of te_cast_frozen_modules_to_compute_dtype; zero is the default. */
 typedef struct te_cast_frozen_desc {
     te_dtype compute_dtype;      /* f32, f16 or bf16; 0 => nothing happens */
-    bool any_frozen_base;        /* true => a module that owns a frozen tensor of any shape counts as one with adapters,
-                                  * as in Automodel. (A frozen scalar in the root then casts the whole model.) false =>
-                                  * only one that owns a frozen matrix */
+    bool any_frozen_base;        /* true => a module that owns a frozen tensor of any shape counts as a module with
+                                  * adapters, as in Automodel. (A frozen scalar in the root then casts the whole model.)
+                                  * false => only a module that owns a frozen matrix does */
 } te_cast_frozen_desc;
 /* Casts parts of m's tree to the compute format, for models with frozen parts. desc NULL => nothing happens. The call
  * casts:
  *   - frozen floating parameters, except sharded ones and those that te_module_set_keep_in_fp32 keeps in f32
  *   - LoRA adapters: the trainable parameters of a module that owns a frozen matrix, and of the modules below it
- *   - buffers below such a module
+ *   - buffers of a module that owns a frozen matrix, and of the modules below it
  *   - buffers below a module whose parameters (at least one) are all frozen
  *
  * Source: cast_frozen_modules_to_compute_dtype. */
@@ -140,7 +142,8 @@ TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_
 /* Sets the format in which te_compute_lm_head_logits computes m (FSDP: MixedPrecisionPolicy.param_dtype); 0 => the
  * format of m's weight. te_compute_lm_head_logits casts its input and all floating parameters of m's tree to it;
  * gradients keep the parameters' own formats.
- * Other calls of m, and graphs of te_make_graphed_callables, ignore it. It is an attribute of m ("fsdp_param_dtype").
+ * Other calls of m, and graphs of te_make_graphed_callables, ignore the set format. It is stored as an attribute of m
+ * ("fsdp_param_dtype").
  * TE_ERR_DTYPE for a format that is not floating. */
 TE_API te_result te_module_set_param_dtype(te_module *m, te_dtype dtype);
 /* Returns the format of te_module_set_param_dtype; TE_DTYPE_NONE if none was set. */
@@ -169,8 +172,8 @@ typedef struct te_lm_head_result {
 } te_lm_head_result;
 /* Runs `lm_head` on the hidden states [b, s, h] or [t, h], or on some of their positions. lm_head NULL => the logits
  * are `hidden`. options may be NULL. Recorded on the tape.
- * The input is first cast to te_module_param_dtype, else to the format of the head's "weight", if there is one. The
- * logits have the format that the head returns (except with fp32_lm_head).
+ * The input is first cast to te_module_param_dtype or, if none was set, to the format of the head's "weight" (if there
+ * is one). The logits have the format that the head returns (except with fp32_lm_head).
  * Source: compute_lm_head_logits. */
 TE_API te_lm_head_result te_compute_lm_head_logits(te_module *lm_head, te_tensor *hidden,
                                                    const te_lm_head_options *options);

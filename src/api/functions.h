@@ -49,7 +49,8 @@ TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p);
  * the CPU from this call, on a GPU from the next call that waits (te_synchronize). */
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
 /* Looks up ids as te_embedding_lookup does, in a table split over ranks by rows. This rank's table has rows vocab_start
- * .. vocab_start + V - 1 of vocab_size rows. An id of another rank gives zeros, so te_all_reduce completes the lookup.
+ * .. vocab_start + V - 1 of vocab_size rows. An id whose row is on another rank gives zeros, so te_all_reduce,
+ * the sum over the ranks, completes the lookup.
  * TE_ERR_INVALID for ids outside 0 .. vocab_size - 1.
  * Source: megatron.core VocabParallelEmbedding. */
 TE_API te_tensor *te_vocab_parallel_embedding_lookup(te_tensor *table, te_tensor *ids, int64_t vocab_size,
@@ -67,16 +68,16 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 typedef enum te_rope_type {
     TE_ROPE_DEFAULT = 0, /* unchanged: base^(-2i / dim) */
     TE_ROPE_LINEAR,      /* divided by `factor` */
-    TE_ROPE_DYNAMIC,     /* sequences longer than `original` (original_max_position_embeddings) use the base
-                          * base * (factor * length / original - (factor - 1))^(dim / (dim - 2)) */
-    TE_ROPE_LLAMA3,      /* depends on the wavelength w, in positions: unchanged if w < original / high_freq_factor;
-                          * divided by `factor` if w > original / low_freq_factor; between, interpolated linearly in 1 /
-                          * w */
-    TE_ROPE_YARN,        /* depends on how many turns a channel pair makes within the original context: unchanged with
-                          * at least beta_fast turns; divided by `factor` with at most beta_slow; between, interpolated
-                          * linearly in the pair's index (Peng et al. 2023) */
-    TE_ROPE_LONGROPE     /* frequency i is divided by short_factor[i]; in sequences longer than the original context by
-                          * long_factor[i] */
+    TE_ROPE_DYNAMIC,     /* in a sequence of `length` tokens, more than `original` (original_max_position_embeddings),
+                          * the base is multiplied by (factor * length / original - (factor - 1))^(dim / (dim - 2)) */
+    TE_ROPE_LLAMA3,      /* a frequency with the wavelength w, in positions, is unchanged if w < original /
+                          * high_freq_factor. It is divided by `factor` if w > original / low_freq_factor. Between these
+                          * two limits it is interpolated linearly in 1 / w */
+    TE_ROPE_YARN,        /* the frequency of a channel pair that makes at least beta_fast turns within the original
+                          * context is unchanged. With at most beta_slow turns it is divided by `factor`. Between these
+                          * two limits it is interpolated linearly in the pair's index (Peng et al. 2023) */
+    TE_ROPE_LONGROPE     /* frequency i is divided by short_factor[i] or, in sequences longer than the original context,
+                          * by long_factor[i] */
 } te_rope_type;
 enum { TE_MAX_ROPE_FACTORS = 256 }; /* at most 256 longrope factors, one per channel pair, for heads of 512 channels */
 /* A te_rope_type and its parameters. The comment of each field names the types that read it; other types ignore it. */
@@ -87,12 +88,13 @@ typedef struct te_rope_scaling {
     int64_t original_max_position_embeddings; /* all types but LINEAR: length of the original context; positive */
     float low_freq_factor, high_freq_factor;  /* LLAMA3: low_freq_factor positive, high_freq_factor larger than it */
     float beta_fast, beta_slow;               /* YARN: 0 => 32, 1 */
-    float mscale, mscale_all_dim;             /* YARN: with both, attention_factor is m(mscale) / m(mscale_all_dim),
-                                               * where m(x) = 0.1 * x * ln(factor) + 1 (1 if `factor` is at most 1); 0
-                                               * => not given */
-    bool no_truncate;                         /* YARN: the interpolation lies between the pairs that turn beta_fast and
-                                               * beta_slow times. false => these two bounds are rounded outwards to
-                                               * whole indices; true => not rounded */
+    float mscale, mscale_all_dim;             /* YARN: if both are given, attention_factor is m(mscale) /
+                                               * m(mscale_all_dim), where m(x) = 0.1 * x * ln(factor) + 1 (1 if `factor`
+                                               * is at most 1); 0 => not given */
+    bool no_truncate;                         /* YARN: the interpolation runs from the index of a pair that turns
+                                               * beta_fast times to the index of a pair that turns beta_slow times.
+                                               * false => these two indices are rounded outwards to whole numbers;
+                                               * true => not rounded */
     float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine. 0 => 1 if `factor` is at
                                                * most 1; else
                                                * LONGROPE: sqrt(1 + ln(factor) / ln(original_max_position_embeddings))
@@ -139,9 +141,9 @@ typedef struct te_rotary_desc {
     int64_t max_seqlen;                         /* length of the longest sequence; read with
                                                  * pretrained_max_position_embeddings, and by TE_ROPE_DYNAMIC and
                                                  * TE_ROPE_LONGROPE.
-                                                 * 0 => in modules the call's max_seqlen; else the tokens of a
-                                                 * sequence in x (times cp_size), to which the two rope types add
-                                                 * position_offset */
+                                                 * 0 => in modules the call's max_seqlen; else the number of
+                                                 * tokens of a sequence in x (times cp_size), to which the two rope
+                                                 * types add position_offset */
 } te_rotary_desc;
 /* Rotates x and returns a tensor of the same shape. `format` is the layout of x: [s, b, H, d], [b, s, H, d] or, for
  * TE_THD, [tokens, H, d]. desc may be NULL. */
@@ -155,7 +157,7 @@ typedef struct te_attn_desc {
     te_tensor *max_logit; /* f32 [H], written: the largest score of each head (borrowed); NULL => not computed */
 } te_attn_desc;
 /* Returns softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] -> [s_q, b, H, dv].
- * desc->format can put b first or pack. Head h of q uses head h / (H / G) of k and v. desc may be NULL.
+ * desc->format can put b first, or pack the sequences. Head h of q uses head h / (H / G) of k and v. desc may be NULL.
  * Differentiable in q, k, v, rule.core_attention_bias and rule.softmax_offset. Deterministic.
  * Source: transformer_engine.pytorch.DotProductAttention. */
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attn_desc *desc);
@@ -207,8 +209,8 @@ typedef struct te_node_desc {
     int num_inputs;            /* length of `inputs`, `needs` and `grad_inputs` */
     te_tensor *const *outputs; /* [num_outputs], new tensors; te_record makes them require a gradient */
     int num_outputs;           /* length of `outputs` and `grad_outputs` */
-    te_tensor *const *saved;   /* [num_saved] tensors that `backward` reads, retained until it has run; entries may be
-                                * NULL. te_backward fails if one was written in between */
+    te_tensor *const *saved;   /* [num_saved] tensors that `backward` reads, retained until `backward` has run; entries
+                                * may be NULL. te_backward fails if one was written after te_record */
     int num_saved;             /* length of `saved` */
     const void *state;         /* state_size bytes, copied; `backward` gets the copy */
     size_t state_size;         /* bytes of `state`; 0 => none */

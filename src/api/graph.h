@@ -18,16 +18,16 @@
  * - an optimizer's number of steps, and its learning rate as te_optimizer_set_lr last set it;
  * - the versions of written tensors, by which cached quantized weights and master weights notice a write.
  * All other decisions of the host are made once, in the capture: which modules run, shapes, recipes, te_microbatch,
- * te_module_train, factors and other numbers in args. (A number that changes between launches must be in a tensor of
- * the raw operation: rng, lr_device, bias_correction.) The user's functions (modules, quantizers, backward functions)
- * do not run again.
+ * te_module_train, factors and other numbers in args. (A number that changes between launches must be in a tensor that
+ * a raw operation reads, such as its rng, lr_device or bias_correction.) The user's functions (modules, quantizers,
+ * backward functions) do not run again.
  *
  * Memory. Tensors from before the capture stay at the same address. The graph keeps their memory even if they are
  * released. Write new data into them (te_tensor_copy_from_host, te_tensor_copy). Tensors made inside the capture belong
  * to the graph. They are uninitialised until the first launch, and each launch writes them anew. They can be read if
  * they were retained or their scope is still open. Memory released inside the capture can be reused only inside this
  * graph. A launch replaces the gradient of a parameter that had none before the capture. It adds to a gradient that
- * existed.
+ * existed before the capture.
  *
  * Refused inside a capture, with the remedy in the message:
  *   - waiting and reading back (te_synchronize, te_tensor_to_host, te_tensor_item and others);
@@ -81,7 +81,8 @@ typedef struct te_graphed_desc {
  * te_make_graphed_callables syncs. On failure no module gets graphs.
  * TE_ERR_STATE while a forward pass waits for its te_backward.
  * TE_ERR_UNSUPPORTED for a module with more than 1,000 parameters that require gradients.
- * TE_ERR_UNSUPPORTED with delay_wgrad_compute, and for random numbers under te_module_set_checkpoint.
+ * TE_ERR_UNSUPPORTED with delay_wgrad_compute, and for a module that draws random numbers under
+ * te_module_set_checkpoint.
  * TE_ERR_INVALID for a module that is given twice.
  * Source: transformer_engine.pytorch.make_graphed_callables. */
 TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args,

@@ -2,10 +2,10 @@
  *
  * The program gives each sequence a number, its id in the cache. Each step begins with te_inference_params_pre_step,
  * which lists the step's sequences and their numbers of new tokens. Then comes a forward pass without gradients
- * (te_no_grad_begin), with the cache in args->attention.inference_params. Its batch has the new tokens in the order of
- * the list: [s, b, ..], [b, s, ..] or, with TE_THD, packed. s is the largest number of new tokens; shorter sequences
- * are padded at the end. Every module with self attention adds its keys and values to the cache. New tokens are rotated
- * by their positions in the whole sequence, and each query sees all keys up to itself:
+ * (te_no_grad_begin), with the cache in args->attention.inference_params. The batch of this pass has the new tokens in
+ * the order of the list: [s, b, ..], [b, s, ..] or, with TE_THD, packed. s is the largest number of new tokens; shorter
+ * sequences are padded at the end. Every module with self attention adds its keys and values to the cache. New tokens
+ * are rotated by their positions in the whole sequence, and each query sees all keys up to itself:
  *
  *     te_inference_params *cache = te_inference_params_create(te, &(te_inference_params_desc){.max_batch_size = 8,
  *     .max_sequence_length = 2048, .num_heads_kv = 8, .head_dim_k = 128});
@@ -26,8 +26,8 @@ typedef struct te_inference_params_desc {
     int64_t head_dim_v;          /* channels of one head of a value; 0 => head_dim_k */
     te_dtype dtype;              /* format of the added keys and values: f32, f16 or bf16; 0 => bf16 (required in
                                   * TransformerEngine) */
-    bool is_paged;               /* true => a sequence gets more pages as it grows; false => memory for
-                                  * max_sequence_length tokens from the beginning */
+    bool is_paged;               /* true => a sequence gets more pages as it grows; false => it gets memory for
+                                  * max_sequence_length tokens at its beginning */
     int64_t page_size;           /* read with is_paged: tokens per page, a divisor of max_sequence_length */
     int64_t total_num_pages;     /* read with is_paged: pages of all sequences together; 0 => enough for max_batch_size
                                   * full sequences, the number that TransformerEngine requires */
@@ -46,8 +46,8 @@ TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_
  * begins a sequence. Sequences that are not in the list have ended: their memory is free, also for this call.
  *
  * TE_ERR_STATE if a sequence would become longer than max_sequence_length, or for too many sequences or too few pages.
- * The message has the number and its limit. Nothing has changed then: call te_clear_error, then this function with
- * fewer sequences.
+ * The message has the number and the limit that it exceeds. Nothing has changed then: call te_clear_error, then this
+ * function with fewer sequences.
  * TE_ERR_INVALID for an id that is listed twice, and for lengths below 1 or above max_ctx_len.
  * TE_ERR_STATE inside a graph's capture.
  * A captured forward pass can be launched for this step if the capture had at least as many sequences, and at least as
@@ -76,8 +76,9 @@ typedef struct te_inference_step {
                                  * tokens), max_seqlen_q and page_table, in the innermost scope. The caller must set
                                  * rule.mask to a padding mask */
 } te_inference_step;
-/* Adds the step's keys and values, already rotated, to the cache of `layer`, and fills *step. For attention modules of
- * the user; DotProductAttention calls it itself. Each module, of any class, has its own part of the cache.
+/* Adds the step's keys and values, already rotated, to the cache of `layer`, and fills *step. This function is for
+ * attention modules of the user; DotProductAttention calls it itself. Each module, of any class, has its own part of
+ * the cache.
  * `format` is the layout of k and v: [longest, b, heads, d], [b, longest, heads, d], or packed; `longest` is the
  * largest number of new tokens of a sequence. */
 TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v,

@@ -2,8 +2,8 @@
  * (nemo_automodel._transformers.te_attention).
  *
  * An attention module calls its core, softmax(q k^T) v, as te_scaled_dot_product_attention or as a child `sdpa`
- * (te_sdpa_create). Injection makes a DotProductAttention for each module whose name ends in "self_attn". It becomes
- * that module's attribute "attn_module", and computes the core in the module's forward:
+ * (te_sdpa_create). Injection makes a DotProductAttention for each module whose name ends in "self_attn". The
+ * DotProductAttention becomes that module's attribute "attn_module", and computes the core in the module's forward:
  *
  *     te_module *model = te_hf_open(te, folder, NULL);
  *     te_inject_te_attention(model, NULL);                       every layer's core is now DotProductAttention
@@ -28,16 +28,16 @@ typedef struct te_sdpa_args {
 } te_sdpa_args;
 /* Returns softmax(scale q k^T, masked) v for q [b, H, s_q, d], k [b, H, s_kv, d] and v [b, H, s_kv, dv], of any strides
  * with adjacent channels. The result is [b, H, s_q, dv], a view of memory [b, s_q, H, dv]. args may be NULL.
- * The function of the innermost te_sdpa_begin computes it; without one, te_attention does. Formats and memory as in
- * te_attention.
+ * The function given to the innermost te_sdpa_begin computes the result; outside such regions te_attention does.
+ * Formats and memory are as in te_attention.
  * Source: torch.nn.functional.scaled_dot_product_attention. */
 TE_API te_tensor *te_scaled_dot_product_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
-/* A function that can replace te_scaled_dot_product_attention; args is never NULL. Returns NULL on failure, which
- * records TE_ERR_STATE if the function recorded no error. */
+/* A function that can replace te_scaled_dot_product_attention; args is never NULL. It returns NULL on failure;
+ * te_scaled_dot_product_attention then records TE_ERR_STATE if the function recorded no error. */
 typedef te_tensor *(*te_sdpa_fn)(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
 /* Opens a region that ends at te_sdpa_end. Inside it, te_scaled_dot_product_attention calls `fn`, in this context
- * alone, even if fn itself calls te_scaled_dot_product_attention. `user` is handed to fn (borrowed until te_sdpa_end).
- * At most 16 regions may be nested. */
+ * alone. If fn itself calls te_scaled_dot_product_attention, fn is called again. `user` is handed to fn (borrowed until
+ * te_sdpa_end). At most 16 regions may be nested. */
 TE_API te_result te_sdpa_begin(te_ctx *te, te_sdpa_fn fn, void *user);
 /* Closes the innermost region. TE_ERR_STATE if none is open. */
 TE_API te_result te_sdpa_end(te_ctx *te);
@@ -45,8 +45,8 @@ TE_API te_result te_sdpa_end(te_ctx *te);
 /* ---- counters ---- */
 
 /* Numbers of attention calls that went to a te_sdpa_patch since te_ctx_create or the last te_attn_reset_stats. Below,
- * "the original" is te_make_te_sdpa_desc.original, and "the module" its attn_module. A call that a checkpoint repeats
- * is counted twice. */
+ * "the original" is te_make_te_sdpa_desc.original, and "the module" is te_make_te_sdpa_desc.attn_module. A call that a
+ * checkpoint repeats is counted twice. */
 typedef struct te_attn_stats {
     uint64_t te_hits;                 /* calls in which DotProductAttention returned an output */
     uint64_t fallback_mask;           /* calls of the original, because the mask is not causal */
@@ -67,16 +67,16 @@ typedef struct te_mask_check {
     bool strict; /* true => every element of the mask is checked; false => only the first and last row of head 0, as in
                   * Automodel (te_op_detect_causal_mask) */
     bool cache;  /* true => the result for a mask is kept until its memory is written (te_tensor_version). Later calls
-                  * with the mask do not wait, and may be in a graph's capture. For memory of te_tensor_wrap, whose
-                  * writes te.h does not see, this needs a te_tensor_touch of the mask */
+                  * with the mask do not wait, and may be in a graph's capture. te.h does not see writes to memory of
+                  * te_tensor_wrap: after such a write, call te_tensor_touch on the mask */
 } te_mask_check;
 /* Returns whether `mask` is the mask of causal attention with `window`, whose `right` is taken as 0. There is no window
  * if window.on is false or window.left is negative. If true, *found (may be NULL) receives the window: `right` is 0,
  * and `left` is -1 without a window. check may be NULL.
  * A mask is u8, f32, f16 or bf16 and has 4 dimensions, the last two of equal size. Another or an empty mask gives
  * false, without an error.
- * Syncs: reads one number from the device. Without a kept result it gives false in a graph's capture, and true between
- * te_warmup_begin and te_warmup_end.
+ * Syncs: reads one number from the device. Without a kept result the function returns false in a graph's capture, and
+ * true between te_warmup_begin and te_warmup_end.
  * Source: _detect_causal_mask. */
 TE_API bool te_detect_causal_mask(te_tensor *mask, te_window window, const te_mask_check *check, te_window *found);
 
@@ -126,28 +126,29 @@ typedef struct te_sdpa_patch
 typedef struct te_make_te_sdpa_desc {
     te_module *attn_module;      /* the module that computes attention (borrowed), from input, key and value [b, s,
                                   * heads, d], attn_mask_type and window */
-    int num_heads, num_kv_heads; /* numbers of heads that attn_module takes, of queries, and of keys and values;
+    int num_heads, num_kv_heads; /* numbers of query heads, and of key and value heads, that attn_module takes;
                                   * num_kv_heads divides num_heads */
     te_sdpa_fn original;         /* the function that computes calls which attn_module cannot compute; NULL =>
                                   * te_attention */
     void *original_user;         /* handed to `original` (borrowed) */
     te_window window_size;       /* (left, 0), for calls with is_causal; window_size.on false => none */
-    float softmax_scale;         /* the scale of attn_module; 0 => not known: scales of calls are not checked */
+    float softmax_scale;         /* the scale of attn_module; 0 => not known, and the scales of calls are not checked */
     te_mask_check mask;          /* how masks are checked */
     bool ignore_dropout;         /* dropout_p of a call is ignored, as in Automodel; false => DotProductAttention
                                   * applies it */
 } te_make_te_sdpa_desc;
 /* Makes a replacement for te_scaled_dot_product_attention. te_sdpa_patch_call takes the first of these cases that
  * applies:
- *     a scale that is more than 1e-6 from softmax_scale     desc->original computes it; a warning, once per context
+ *     a scale that is more than 1e-6 from softmax_scale     desc->original computes the call; one warning per context
  *     a mask that is not [.., s_q, s_kv], or one that
- *         requires a gradient with desc->mask.strict        desc->original computes it
- *     a mask for which te_detect_causal_mask gives false    desc->original computes it
+ *         requires a gradient with desc->mask.strict        desc->original computes the call
+ *     a mask for which te_detect_causal_mask gives false    desc->original computes the call
  *     any other mask, with or without is_causal             causal attention, with the window of the mask
  *     is_causal                                             causal attention, with window_size
  *     any other call                                        attention to all keys, without a window
- * If keys and values have n * num_kv_heads heads and enable_gqa is false, each head is taken as repeated: attn_module
- * gets heads 0, n, 2n and so on. If the heads then do not fit attn_module, desc->original computes the call.
+ * If keys and values have n * num_kv_heads heads and enable_gqa is false, n adjacent heads are taken as copies of one
+ * head: attn_module gets heads 0, n, 2n and so on. If the heads then do not fit attn_module, desc->original computes
+ * the call.
  * The caller owns the result and must call te_sdpa_patch_destroy.
  * TE_ERR_INVALID if attn_module is NULL, and if AUTOMODEL_TE_STATS_EVERY is not a whole number.
  * Source: _make_te_sdpa. */
@@ -159,8 +160,8 @@ TE_API void te_sdpa_patch_destroy(te_sdpa_patch *f);
 TE_API te_tensor *te_sdpa_patch_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
 /* Makes te_scaled_dot_product_attention call te_sdpa_patch_call with f while m's forward runs. Replaces an earlier f of
  * m. f is borrowed until te_restore_attention, or until m is destroyed.
- * A forward function of te_module_set_forward still runs (Automodel drops it). The te_sdpa_begin region is closed even
- * if the forward fails.
+ * A forward function of te_module_set_forward still runs (Automodel drops it). The forward runs in a region of
+ * te_sdpa_begin, which is closed even if the forward fails.
  * Source: _patch_module_forward. */
 TE_API te_result te_patch_module_forward(te_module *m, te_sdpa_patch *f);
 /* Returns the counters of f alone; zeros for NULL. */
@@ -175,8 +176,8 @@ typedef enum te_inject_reason {
     TE_INJECT_PROJECTIONS = 2, /* no q_proj, k_proj and v_proj */
     TE_INJECT_HEAD_DIM = 3,   /* the size of a head is not known, or is above 1024, the maximum of
                                * DotProductAttention */
-    TE_INJECT_HEADS = 4,      /* the numbers of heads are not known or do not fit the projections; or key heads do not
-                               * divide query heads */
+    TE_INJECT_HEADS = 4,      /* the numbers of heads are not known or do not fit the projections; or the number of key
+                               * heads does not divide the number of query heads */
     TE_INJECT_SOFTCAP = 5,    /* its `sdpa` has a softcap on the scores, which DotProductAttention lacks */
     TE_INJECT_FORMAT = 6      /* its `sdpa` takes packed sequences */
 } te_inject_reason;
@@ -192,11 +193,12 @@ typedef struct te_inject_desc {
      *   numbers of heads and sizes of projections      not compared; compared
      *   a second injection of a model                  warns; does not warn */
     bool rules_of_automodel;
-    bool cache_masks;        /* te_mask_check.cache: layers that read the same mask then wait once per step, not once
-                              * each */
+    bool cache_masks;        /* te_mask_check.cache: the layers that read the same mask then wait for its check once per
+                              * step, not once per layer */
     te_parallel_options parallel; /* parallel options of each DotProductAttention. With cp_group, cp_comm_type is
-                                   * TE_CP_ALL_GATHER in layers with a window, else TE_CP_P2P. A fallback to the
-                                   * original then fails on all ranks: it sees only one rank's keys */
+                                   * TE_CP_ALL_GATHER in layers with a window, else TE_CP_P2P. A call that the original
+                                   * function would have to compute then fails on all ranks, because that function sees
+                                   * only one rank's keys */
     int *left_alone;         /* written: the number of modules that te_inject_te_attention could not inject; NULL => not
                               * written */
 } te_inject_desc;
@@ -221,10 +223,10 @@ TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc);
  * forward is replaced. DotProductAttention takes the child's mask, window, scale, softmax type and dropout.
  *
  * Any other module gets a forward function around its own, in which te_scaled_dot_product_attention calls
- * te_sdpa_patch_call. The fallback is the function that te_scaled_dot_product_attention would have called at the
- * injection. (That function's user pointer is borrowed until te_restore_attention, or until the module is destroyed.)
- * If the forward does not call te_scaled_dot_product_attention, one warning says so. A later te_module_set_forward
- * undoes the injection.
+ * te_sdpa_patch_call. The function for calls that DotProductAttention cannot compute (te_make_te_sdpa_desc.original) is
+ * the one that te_scaled_dot_product_attention would have called at the injection. (That function's user pointer is
+ * borrowed until te_restore_attention, or until the module is destroyed.) If the forward does not call
+ * te_scaled_dot_product_attention, one warning says so. A later te_module_set_forward undoes the injection.
  * Source: inject_te_attention_into_module. */
 TE_API bool te_inject_te_attention_into_module(te_module *self_attn, const te_inject_desc *desc);
 /* Returns why te_inject_te_attention_into_module would not inject; TE_INJECT_OK if it would. Changes nothing. */

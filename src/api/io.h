@@ -36,11 +36,11 @@ typedef struct te_safetensors_item {
     const char *name;        /* UTF-8, unique in the file */
     const te_tensor *tensor; /* a plain tensor of the context that writes */
 } te_safetensors_item;
-/* Writes a file atomically: the data goes to PATH.HOST.PROCESS.SERIAL.tmp in the same folder, which is flushed to the
- * disk and renamed. Syncs. Errors are TE_ERR_IO and TE_ERR_INVALID. If the context already has an error, nothing is
- * written and that error is returned.
+/* Writes a file atomically: the data goes to the temporary file PATH.HOST.PROCESS.SERIAL.tmp in the same folder. This
+ * file is flushed to the disk and renamed. Syncs. Errors are TE_ERR_IO and TE_ERR_INVALID. If the context already has
+ * an error, nothing is written and that error is returned.
  * The target of a symbolic link is replaced. A folder, a pipe or a device is refused.
- * A killed process leaves its temporary file. The next process that writes or opens the same path removes it; a file
- * from another host only if its last write was more than an hour ago. */
+ * A killed process leaves its temporary file. The next process that writes or opens the same path removes it. It
+ * removes a file from another host only if the last write to that file was more than an hour ago. */
 TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                       const te_metadata *metadata, int num_metadata);

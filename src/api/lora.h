@@ -1,9 +1,9 @@
 /* api/lora.h: LoRA adapters (Hu et al. 2021): a model's weights are frozen, and pairs of small matrices are trained.
  *
  * A Linear with adapters computes y = x W^T + b + B(A(x) * alpha / dim). W and b are frozen. The children lora_A [dim,
- * in] and lora_B [out, dim], both Linears without a bias, are trained. x W^T + b is the module's own forward: recipes,
- * weights stored quantized and is_first_microbatch apply to it as to the adapters. lora_B starts at zero, so outputs do
- * not change at first. Other classes can have adapters, too:
+ * in] and lora_B [out, dim], both Linears without a bias, are trained. x W^T + b is the module's own forward, in which
+ * recipes, weights stored quantized and is_first_microbatch work as without adapters. Recipes apply to the two
+ * children, too. lora_B starts at zero, so outputs do not change at first. Other classes can have adapters, too:
  *
  *     LayerNormLinear    adapters read the output of the norm
  *     LayerNormMLP       adapters for both GEMMs: children fc1 and fc2, each with lora_A and lora_B. Its path
@@ -57,7 +57,7 @@ typedef enum te_lora_bias {
  *   - classes "[..]", groups "(..)" and "|"
  *
  * Counts {..}, groups that begin with "(?", and escapes such as \\d are refused. "*[qv]_proj" and "*.(q|v)_proj" match
- * q_proj and v_proj of all layers. Put alternatives into a group: "x|y" becomes "^x|y$" as in Automodel, in which "x"
+ * q_proj and v_proj of all layers. Put alternatives into a group: "x|y" becomes "^x|y$", as in Automodel, and "^x"
  * matches any path that begins with x. A pattern has at most 512 bytes; matching takes time proportional to the
  * pattern's length times the path's length.
  *
@@ -73,11 +73,11 @@ typedef enum te_lora_bias {
 typedef struct te_lora_desc {
     const char *const *target_modules;  /* [num_target_modules]; NULL => "*_proj", and the experts of a CausalLM */
     int num_target_modules;             /* length of target_modules */
-    const char *const *exclude_modules; /* [num_exclude_modules]: all Linears except these get adapters, and no other
-                                         * classes; not together with target_modules */
+    const char *const *exclude_modules; /* [num_exclude_modules]: all Linears except these get adapters, modules of
+                                         * other classes do not; not together with target_modules */
     int num_exclude_modules;            /* length of exclude_modules */
-    bool match_all_linear;              /* true => all Linears get adapters, and no other classes; not together with the
-                                         * two lists above */
+    bool match_all_linear;              /* true => all Linears get adapters, modules of other classes do not; not
+                                         * together with the two lists above */
     int dim;                            /* rank; 0 => 8 */
     float alpha;                        /* 0 => 32 */
     /* DoRA (Liu et al. 2024, as in peft): y = x V^T * m / |V| + b with V = W + (alpha / dim) B A. m [out] is a third
@@ -93,13 +93,13 @@ typedef struct te_lora_desc {
                                          * down with a warning. alpha does not change: the factor is alpha / (the
                                          * reduced rank) */
     bool skip_freeze;                   /* true => parameters of modules without adapters are not frozen; false => all
-                                         * parameters but adapters are */
+                                         * parameters but adapters are frozen */
     const char *const *modules_to_save; /* [num_modules_to_save] modules that get no adapters: copies of their
                                          * parameters are trained, and te_lora_remove drops the copies (peft) */
     int num_modules_to_save;            /* length of modules_to_save */
     te_lora_bias bias;                  /* 0 => no bias is trained */
-    const char *base_model_name_or_path; /* copied; te_lora_save writes it; NULL => the folder of te_hf_open, or else
-                                          * null */
+    const char *base_model_name_or_path; /* copied; te_lora_save writes it; NULL => the folder of te_hf_open or, without
+                                          * such a folder, the JSON value null */
 } te_lora_desc;
 
 /* Creates adapters for the modules that desc chooses (NULL: the default desc). Freezes all parameters except
@@ -110,14 +110,14 @@ typedef struct te_lora_desc {
  * keeps its shard. Adapters of a module on TE_PARAMS_META have no memory either.
  *
  * After an error nothing has changed.
- * TE_ERR_INVALID for a number out of range, also with moe_rank_scaling if dim is below the experts per token.
+ * TE_ERR_INVALID for a number out of range, also with moe_rank_scaling if dim is below the number of experts per token.
  * TE_ERR_INVALID if no module matches.
  * TE_ERR_INVALID if a module already has adapters or a forward function of te_module_set_forward.
  * TE_ERR_UNSUPPORTED for:
  *   - a pattern with syntax that te_lora_desc refuses
  *   - use_dora with another class than Linear, or with a Linear sharded over ranks
  *   - GroupedExpertsTE, and a GroupedLinear sharded over ranks
- *   - only some of the Linears of experts
+ *   - names that match only some of the Linears of experts
  *   - a parameter of modules_to_save that is stored quantized
  *
  * TE_ERR_STATE in a graph's capture, and for modules of te_make_graphed_callables.
@@ -165,7 +165,7 @@ TE_API te_result te_lora_save(te_module *model, const char *folder);
  * biases that the config chooses become trained, with the file's values. All other parameters are frozen. Syncs.
  *
  * If gate and up of experts have different lora_A in the file, the experts get twice the file's rank and alpha. lora_A
- * then contains both, and lora_B has zeros so that gate and up each use their own.
+ * then contains both matrices, and lora_B has zeros so that gate and up each use their own part of lora_A.
  * With adapters of lm_head and embed_tokens, peft also writes the base weight (base_layer.weight). It must be equal to
  * the model's, both rounded to the narrower of their formats, and is not loaded.
  *

@@ -31,23 +31,23 @@ typedef struct te_lm_rotary {
  * Under autocast the projections are quantized. The embedding, the gate of experts and lm_head stay in high precision,
  * and are never stored quantized.
  *
- * All experts run in three grouped GEMMs. Group sizes stay on the device, so te_graph_begin can record them. Each
- * GroupedLinear (w1, w3, w2) uses the weights of all experts' Linears of its name. Those Linears are never run: set a
- * recipe or a forward on the GroupedLinear. */
+ * All experts run in three grouped GEMMs. Group sizes stay on the device, so a capture (te_graph_begin) can record the
+ * GEMMs. Each GroupedLinear (w1, w3, w2) uses the weights of all experts' Linears of its name. Those Linears are never
+ * run: set a recipe or a forward on the GroupedLinear. */
 typedef struct te_causal_lm_desc {
     int64_t vocab_size, hidden_size, intermediate_size; /* rows of the embedding; size of a hidden state; inner size of
                                                          * the MLP */
     int num_hidden_layers;       /* at least 1 */
-    int num_attention_heads, num_key_value_heads;        /* query heads; key and value heads, a divisor of the query
-                                                          * heads; 0 => num_attention_heads */
+    int num_attention_heads, num_key_value_heads;        /* numbers of query heads, and of key and value heads. The
+                                                          * second divides the first; 0 => num_attention_heads */
     int64_t head_dim;                                    /* 0 => hidden_size / num_attention_heads */
     te_activation activation;    /* a gated activation, for the MLP; 0 => TE_SWIGLU */
     float rms_norm_eps;          /* 0 => 1e-5 */
     bool zero_centered_gamma;    /* norms multiply by 1 + weight */
     bool qkv_bias, o_bias, mlp_bias; /* biases of q_proj, k_proj and v_proj; of o_proj; of the MLP's projections */
     bool qk_norm;                /* an RMSNorm of each query and key head, before the rotation */
-    bool feedforward_norms;      /* true => a layer has four norms: before and after the attention and the MLP. Those
-                                  * after run before the residual is added */
+    bool feedforward_norms;      /* true => a layer has four norms: before and after the attention and the MLP. The norm
+                                  * after each of the two runs before the residual is added */
     bool tie_word_embeddings;    /* true => the model has no lm_head, and computes logits with the embedding's table */
     float embedding_scale;       /* factor of the embedding's rows, rounded to the rows' format; 0 => 1 */
     float softmax_scale;         /* 0 => 1 / sqrt(head_dim) */
@@ -91,7 +91,7 @@ TE_API void te_kv_cache_destroy(te_kv_cache *c);
 /* Returns the number of cached positions; 0 for NULL. */
 TE_API int64_t te_kv_cache_length(const te_kv_cache *c);
 /* Drops all cached positions except the first `length`; 0 empties the cache. TE_ERR_INVALID if `length` is negative or
- * above their number. */
+ * above the number of cached positions. */
 TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length);
 
 /* Options of te_hf_open; zero-initialised. */
@@ -100,14 +100,14 @@ typedef struct te_hf_desc {
                             * files */
 } te_hf_desc;
 /* Opens a model in the folder layout of Hugging Face transformers: config.json, and model.safetensors or the shards
- * that model.safetensors.index.json lists. Its model_type is one of llama, mistral, mixtral, qwen2, qwen3, gemma,
- * gemma2, gemma3_text, gemma3, phi3, qwen3_moe. The result is a CausalLM (te_causal_lm_create). In a region of
- * te_quantized_model_init_begin, its projections are stored quantized. desc may be NULL. Owned by the caller:
+ * that model.safetensors.index.json lists. The model_type in config.json is one of llama, mistral, mixtral, qwen2,
+ * qwen3, gemma, gemma2, gemma3_text, gemma3, phi3, qwen3_moe. The result is a CausalLM (te_causal_lm_create). In a
+ * region of te_quantized_model_init_begin, its projections are stored quantized. desc may be NULL. Owned by the caller:
  * te_module_destroy. Allocates and syncs.
  *
  * For gemma3 (Gemma 3 with vision) only the text model is opened. The tensors of the vision tower and the projector
- * stay in host memory as long as the model lives, for te_hf_save. The files that te_hf_save copies stay there too. A
- * file to copy of more than 256 MiB gives TE_ERR_IO.
+ * stay in host memory as long as the model lives, for te_hf_save. The files that te_hf_save copies stay there too. If
+ * one of these files has more than 256 MiB, the error is TE_ERR_IO.
  *
  * Nothing in the folder is trusted. On an error the result is NULL, and the message names the file, the key or tensor,
  * the value found and the value expected.

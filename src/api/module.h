@@ -14,9 +14,10 @@ typedef struct te_outputs {
 /* The place of a forward call among the microbatches of a step (TransformerEngine: is_first_microbatch). */
 typedef enum te_microbatch {
     TE_MICROBATCH_NONE = 0,  /* not given: every call quantizes the weights */
-    TE_MICROBATCH_FIRST = 1, /* the call quantizes the weights and keeps the copies; with fuse_wgrad_accumulation its
-                              * weight gradients overwrite the main gradients */
-    TE_MICROBATCH_LATER = 2  /* the call uses the kept copies; a weight written since then is quantized again */
+    TE_MICROBATCH_FIRST = 1, /* the call quantizes the weights and keeps the quantized copies; with
+                              * fuse_wgrad_accumulation its weight gradients overwrite the main gradients */
+    TE_MICROBATCH_LATER = 2  /* the call uses the kept copies; a weight that was written after its copy was made is
+                              * quantized again */
 } te_microbatch;
 #define TE_MAX_GEMMS 512 /* maximum number of groups of a GroupedLinear, and of experts in a layer */
 #define TE_MAX_MODULE_DEPTH 256 /* maximum number of levels in a tree of modules */
@@ -90,14 +91,14 @@ TE_API te_module *te_module_parent(const te_module *m);                /* return
  * "layers.3.self_attention.qkv". A root gives its own name. Returns buffer. */
 TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size);
 
-/* Gives `child` to `parent`, which owns it from now on. Returns `child`, also NULL. The child becomes the last one, or
- * replaces a destroyed child of the same name (te_module_destroy).
+/* Gives `child` to `parent`, which owns it from now on. Returns `child`, or NULL if it was not added. The child becomes
+ * the last one, or replaces a destroyed child of the same name (te_module_destroy).
  * `name` is copied and has no dot; NULL => the name that `child` has.
  * TE_ERR_INVALID leaves the child with the caller. Causes:
  *   - `child` has a parent, or is above `parent` in its tree
  *   - `child` belongs to another context
- *   - another child has its name
- *   - it would be below level TE_MAX_MODULE_DEPTH */
+ *   - `parent` has another child of this name
+ *   - `child`, or a module below it, would be below level TE_MAX_MODULE_DEPTH */
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child);
 /* Removes parent's child of the given name from the tree and returns it; the caller owns it. The parent stays complete.
  * TE_ERR_INVALID if there is no such child, or if the parent's built-in class runs it. */

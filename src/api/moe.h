@@ -50,7 +50,8 @@ typedef struct te_moe_padded {
 /* Permutes as te_moe_permute_with_probs, and pads the rows of each expert with zeros to a multiple of align_size.
  * tokens_per_expert: i32 or i64 [E], the sums of the columns of routing_map.
  * num_out_tokens: the rows of the result, at least the sum of the padded sizes; T * topk + E * (align_size - 1) is
- * always enough. 0 => exactly this sum, for which the host waits (TE_ERR_STATE in a graph's capture).
+ * always enough. 0 => exactly the sum of the padded sizes, for which the host waits (TE_ERR_STATE in a graph's
+ * capture).
  * Source: transformer_engine.pytorch.moe_permute_and_pad_with_probs. */
 TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map,
                                                     te_tensor *tokens_per_expert, int64_t align_size,
@@ -58,8 +59,9 @@ TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *p
 
 /* Options of te_moe_unpermute; all zero means a sum of each token's copies, made with a mask map. */
 typedef struct te_moe_unpermute_desc {
-    te_tensor *merging_probs; /* factors of the copies: [T, E] with a mask map, [T, topk] with an index map. NULL => the
-                               * factors are 1; with an index map nothing is summed, and each copy stays a row */
+    te_tensor *merging_probs; /* factors of the copies: [T, E] with a mask map, [T, topk] with an index map. NULL =>
+                               * with a mask map the factors are 1; with an index map nothing is summed, and each copy
+                               * stays a row */
     te_map_type map_type;     /* form of the routing map that row_id_map was made from */
     te_tensor *pad_offsets;   /* pad_offsets from te_moe_permute_and_pad_with_probs; NULL => no padding */
 } te_moe_unpermute_desc;
@@ -103,8 +105,8 @@ typedef struct te_fused_topk_desc {
  *
  * Of experts with equal scores, the one with the lower index is chosen. TransformerEngine does so only for topk of 16
  * and more (NVTE_RADIX_TOPK_THRESHOLD). Below 16 it orders equal scores by the bit-reversed index modulo 32 (0, 16, 8,
- * 24, 4 ..), then by the index. With bf16 logits a few percent of the tokens then differ, depending on the scale of the
- * logits; with f32 logits hardly any.
+ * 24, 4 ..), then by the index. So with bf16 logits a few percent of the tokens get other experts than in
+ * TransformerEngine, depending on the scale of the logits; with f32 logits hardly any do.
  * Source: transformer_engine.pytorch.router.fused_topk_with_score_function. */
 TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc,
                                                     te_tensor **routing_map);
@@ -154,8 +156,8 @@ typedef struct te_grouped_linear_desc {
     te_gemm_options gemm;              /* options of the GEMMs */
     te_parallel_options parallel;      /* parallel_mode splits each GEMM */
     bool save_original_input;          /* true => the input itself is saved and quantized again in the backward pass;
-                                        * false => quantized copies are saved. Refused under delayed scaling, and for an
-                                        * input quantizer that rounds stochastically */
+                                        * false => quantized copies are saved. true is refused under delayed scaling,
+                                        * and for an input quantizer that rounds stochastically */
     const char *name;                  /* copied; NULL => "grouped_linear" */
 } te_grouped_linear_desc;
 /* Makes a GroupedLinear. */

@@ -16,7 +16,7 @@ typedef struct te_linear_desc {
     te_parallel_options parallel; /* parallel_mode shards the weight over ranks */
     te_parameters_split parameters_split; /* splits the weight into several parameters */
     bool save_original_input; /* true => saves the input, and quantizes it again in the backward pass; false => saves a
-                               * quantized copy. Refused with delayed scaling and stochastic rounding */
+                               * quantized copy. true is refused with delayed scaling and with stochastic rounding */
     const char *name; /* copied; NULL => "linear" */
 } te_linear_desc;
 /* Creates a Linear. */
@@ -48,7 +48,7 @@ typedef struct te_layernorm_linear_desc {
     te_parameters_split parameters_split; /* splits the weight into several parameters */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
     bool return_layernorm_output_gathered; /* with sequence_parallel: `ln_out` has the rows of all ranks; its gradient
-                                            * is summed over them */
+                                            * is summed over the ranks */
     const char *name; /* copied; NULL => "layernorm_linear" */
 } te_layernorm_linear_desc;
 /* Creates a LayerNormLinear: a norm and a Linear behind it. The norm writes its output quantized for the GEMM. */
@@ -68,7 +68,7 @@ typedef struct te_layernorm_mlp_desc {
     te_init output_layer_init;    /* initial values of fc2 */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
     bool return_layernorm_output_gathered; /* with sequence_parallel: `ln_out` has the rows of all ranks; its gradient
-                                            * is summed over them */
+                                            * is summed over the ranks */
     bool checkpoint;              /* true => the backward pass recomputes norm, fc1 and activation (as
                                    * te_module_set_checkpoint) */
     const char *name; /* copied; NULL => "layernorm_mlp" */
@@ -83,24 +83,24 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
  * Source: transformer_engine.pytorch.DotProductAttention. */
 typedef struct te_dot_product_attention_desc {
     te_attn_options attention; /* kv_channels is needed: it has no default here */
-    te_parallel_options parallel; /* tp_group: each rank has some of the heads; cp_group: some chunks of each
-                                   * sequence */
+    te_parallel_options parallel; /* with tp_group each rank has some of the heads; with cp_group each rank has some
+                                   * chunks of each sequence */
     const char *name; /* copied; NULL => "core_attention" */
 } te_dot_product_attention_desc;
 /* Creates a DotProductAttention, the core of attention without projections. */
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
 /* Options of te_sdpa_create. An SDPA is the attention core `sdpa` of a language model: te_attention without packed
- * tensors, caches, sequence lengths and FP8. te_module_set_forward can replace it. te_module_state returns this desc.
- * The forward reads args->input (the query, [s, b, H, d]), args->key and args->value ([s_kv, b, G, d]). It sets
- * args->outputs.out [s, b, H, d]. Of args->attention only attn_mask_type, window and checkpoint_core_attention may be
- * set. In models of te_causal_lm_create attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT with keys of
- * earlier calls. */
+ * tensors, caches, sequence lengths and FP8. te_module_set_forward can replace its forward. te_module_state returns
+ * this desc. The forward reads args->input (the query, [s, b, H, d]), args->key and args->value ([s_kv, b, G, d]). It
+ * sets args->outputs.out [s, b, H, d]. Of args->attention only attn_mask_type, window and checkpoint_core_attention may
+ * be set. In models of te_causal_lm_create attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT with keys
+ * of earlier calls. */
 typedef struct te_sdpa_desc {
     te_qkv_format format; /* layout of query, key, value and output; 0 => [s, b, H, d] */
     te_attn_rule rule;    /* only these fields may be set: mask, window, softmax_scale, softcap, dropout_p (in
                            * training), softmax_type, softmax_offset (borrowed for the module's lifetime,
-                           * differentiable). A call's mask and window override */
+                           * differentiable). The mask and window of a call override those of `rule` */
     const char *name;     /* copied; NULL => "sdpa" */
 } te_sdpa_desc;
 /* Creates an SDPA, which has no parameters. NULL with TE_ERR_INVALID for values out of range, TE_ERR_UNSUPPORTED if
@@ -175,16 +175,16 @@ TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group);
 TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group, te_group *cp_p2p_group,
                                                te_cp_comm cp_comm_type);
 /* Returns true if te_tensor_grad(x) must be summed over the tensor-parallel ranks (te_all_reduce) before
- * te_optimizer_step. These are q_norm and k_norm, and under sequence_parallel norms and biases of row-parallel modules.
- * Source: the attribute sequence_parallel of parameters. */
+ * te_optimizer_step. It is true for the parameters of q_norm and k_norm and, under sequence_parallel, for those of
+ * norms and for the biases of row-parallel modules. Source: the attribute sequence_parallel of parameters. */
 TE_API bool te_tensor_sequence_parallel(const te_tensor *x);
 /* Sets what te_tensor_sequence_parallel returns for x. Returns x. */
 TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on);
 
 /* Sets the recipe (copied) of m and all modules below in enabled autocast regions, instead of the region's. With `off`
- * they do not quantize. A module's setting overrides those of modules above it. NULL without `off` removes the setting.
- * Do not call this between a forward pass and its backward pass. TE_ERR_INVALID for a recipe together with `off`, or a
- * recipe whose options exclude each other.
+ * these modules do not quantize. A module's setting overrides those of modules above it. NULL without `off` removes the
+ * setting. Do not call this between a forward pass and its backward pass. TE_ERR_INVALID for a recipe together with
+ * `off`, or a recipe whose options exclude each other.
  * Source: the features DisableQuantizationLayer and PerTensorScaling of TransformerEngine's debug tool. */
 TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, bool off);
 
@@ -264,13 +264,13 @@ TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization
  * behind a Linear computes the gradient of the Linear's bias and quantizes the gradient of the Linear's output. Results
  * are bit-identical to those of LayerNormLinear and LayerNormMLP, except the gradient of the output of a Linear in
  * front of an Activation: it is rounded as in TransformerEngine's te.ops. If the Linear has no bias, or the activation
- * is GELU or ReLU, its amax comes from f32 values, and under delayed scaling its codes, too. Otherwise the gradient is
- * rounded first. A child with te_module_set_forward, te_module_set_checkpoint or te_make_graphed_callables is not
- * fused.
+ * is GELU or ReLU, the gradient's amax comes from f32 values. Under delayed scaling the gradient's codes do, too.
+ * Otherwise the gradient is rounded first. A child with te_module_set_forward, te_module_set_checkpoint or
+ * te_make_graphed_callables is not fused.
  *
  * The Sequential takes ownership of the children; if it cannot be created, it destroys them.
- * TE_ERR_INVALID for a child that is NULL, of another context, twice in the list, or has a parent already (which keeps
- * it).
+ * TE_ERR_INVALID for a child that is NULL, is of another context, is twice in the list, or has a parent already (which
+ * keeps the child).
  * In forward: TE_ERR_STATE if a child before the last has several outputs (return_bias).
  * Source: torch.nn.Sequential. */
 TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n);

@@ -154,15 +154,15 @@ TE_API const char *te_query_family(te_op op);
 /* ---- math ---------------------------------------------------------------------------------------------------- */
 
 /* dst = src, converted between f32, f16, bf16, i32, i64 and u8; floats round to nearest even. 8-bit floats and i16 are
- * only copied, to their own format, or 8-bit floats to u8. src and dst have equal shapes and any strides. They may
- * share memory: all of src is read before dst is written. Byte ranges that overlap take a workspace for all elements in
- * the narrower format. */
+ * not converted. They are copied to their own format; 8-bit floats are also copied to u8. src and dst have equal shapes
+ * and any strides. src and dst may share memory: all of src is read before dst is written. If their byte ranges
+ * overlap, the call takes a workspace for all elements in the narrower format. */
 typedef struct te_op_copy_args {
     const te_tensor *src;
     te_tensor *dst;
 } te_op_copy_args;
 
-/* Sets every element of dst to `value`, rounded to nearest even (integers: truncated, saturated). Not e2m1. */
+/* Sets every element of dst to `value`, rounded to nearest even (integers: truncated, saturated). dst is not e2m1. */
 typedef struct te_op_fill_args {
     te_tensor *dst;
     double value;
@@ -192,7 +192,7 @@ typedef struct te_op_axpby_args {
 } te_op_axpby_args;
 
 /* out = x * y, in f32. y has x's shape, or is [M]: one factor for each row of x. Formats may differ. out may be x, or y
- * of x's shape. */
+ * if y has x's shape. */
 typedef struct te_op_mul_args {
     const te_tensor *x, *y;
     te_tensor *out;

@@ -33,8 +33,8 @@
  * Decoding takes a workspace of up to 2 (m + n) k bytes, where rows are rounded up to multiples of 16 elements. With
  * small m or n and K-major operands, most calls need none. On sm_90 an operand may be copied into a workspace of its
  * size if its rows do not begin at multiples of 16 bytes. te_explain returns the workspace of a call.
- * If k is 0, D becomes bias, or does not change with accumulate. If m or n is 0, only bias_gradient is written, as
- * 0. */
+ * If k is 0, the products are 0: D becomes epilogue(bias), which accumulate adds to the old D. If m or n is 0, only
+ * bias_gradient is written, as 0. */
 typedef struct te_op_gemm_args {
     const te_tensor *a, *b;
     te_tensor *d;
@@ -54,21 +54,21 @@ typedef struct te_op_gemm_args {
 } te_op_gemm_args;
 
 /* Multiplies one pair of matrices for each group (an expert and its tokens). The groups divide the rows of A and D
- * (forward pass and dgrad), or k (along_k, wgrad). Their sizes are read on the device.
+ * (forward pass and dgrad), or k (along_k, wgrad). The sizes of the groups are read on the device.
  *   rows     without along_k: D_g = epilogue(scale_a scale_b A_g op(B[g]) + bias[g]) (+ D_g), where A_g and D_g are the
  *            rows of group g. A [m, lda] and D [m, ldd] hold the rows of group 0, then of group 1 and so on. B is
  *            [groups, n, ldb] with b_transposed, else [groups, k, ldb]; bias [groups, n], optional; aux [m, n] of D's
  *            format
  *   along_k  D[g] = scale_a scale_b op(A) op(B), summed over group g's values of k (+ D[g]). op(A) is m x k and op(B) k
  *            x n, where k is the sum over all groups; D [groups, m, ldd]. No bias, no epilogue. D[g] of an empty group
- *            becomes 0, or does not change with accumulate
+ *            becomes 0 or, with accumulate, does not change
  *   sizes    i32 or i64 [groups]: the number of rows, or of values of k, of each group; 0 or more, without padding
  *   offsets  given instead of sizes: i32 or i64 [groups + 1], ascending: the start of each group, and the end of the
  *            last one
  *   m, n, k  m (with along_k: k) is an upper bound of the sum of sizes. Rows behind the last group are neither read nor
  *            written. Sizes that exceed the bound are cut, and negative sizes count as 0
- *   formats  as in te_op_gemm, without e2m1. FP8 is contiguous along k. With along_k it has transposed copies, [m, lda]
- *            and [n, ldb], in which a group may start at any column
+ *   formats  as in te_op_gemm, without e2m1. FP8 operands are contiguous along k. With along_k they are transposed
+ *            copies, [m, lda] and [n, ldb], in which a group may start at any column
  *   scaling  TENSOR: scale_a and scale_b are f32 [1] or [groups], optional.
  *            Without along_k also BLOCK_1D for A with BLOCK_2D for B: scale_a as te_op_block_quantize writes it for all
  *            of A, scale_b [groups, ceil(n / 128), round_up(ceil(k / 128), 4)].
@@ -172,8 +172,8 @@ typedef struct te_activation_params {
                                 * (TransformerEngine: glu_linear_offset = 0); false => 1 is added */
     int64_t glu_interleave_size; /* gated activations: the halves of x alternate in blocks of this many columns (in
                                   * modules: rows of fc1). This number must divide a half (on this rank). 0 => one half
-                                  * behind the other. Not with `col`; in the backward pass not with `dbias`, `rounded`
-                                  * or a padded dx */
+                                  * behind the other. te_op_act_fwd does not allow it together with `col`, and
+                                  * te_op_act_bwd not together with `col`, `dbias`, `rounded` or a padded dx */
 } te_activation_params;
 
 /* y [M, N] = act(x), with x [M, N], or [M, 2N] for a gated activation. y may be e4m3/e5m2 [M, ld], with scale,
@@ -211,7 +211,7 @@ typedef struct te_op_act_bwd_args {
 } te_op_act_bwd_args;
 
 /* y [M, N] = act(x) * act_scales, in f32, rounded once. act_scales is [M]. x is [M, N], or [M, 2N] for a gated
- * activation. Any float formats. y may be x, if not gated. Source: TransformerEngine,
+ * activation. Any float formats. y may be x if the activation is not gated. Source: TransformerEngine,
  * common/activation/scaled_activation.cu. */
 typedef struct te_op_scaled_act_fwd_args {
     const te_tensor *x, *act_scales;
@@ -245,7 +245,7 @@ typedef struct te_rope_angles {
     const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): the position of each token; NULL => the
                                  * token's index in its sequence */
     const te_tensor *freqs; /* f32 [positions, 1 or b, 1, rotary_dim]: row t has the angles at position t, for all
-                             * sequences or for each (mRoPE). base, inv_freq and position_scale must be 0 then. A
+                             * sequences or for each (mRoPE). With freqs, base, inv_freq and position_scale must be 0. A
                              * position without a row is an error on the CPU, and gives NaN on a GPU. Source:
                              * TransformerEngine, apply_rotary_pos_emb(freqs) */
     int cp_size, cp_rank;  /* x holds chunks cp_rank and 2 cp_size - 1 - cp_rank of 2 cp_size equal chunks of each
@@ -302,24 +302,24 @@ typedef struct te_op_qkv_rope_bwd_args {
 
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
 
-/* A window, which restricts the mask further. A query sees keys from `left` before its diagonal key to `right` behind
- * it. te_attn_rule.window defines the diagonal. */
+/* A window, which restricts the mask further. A query sees keys from `left` keys before its diagonal key to `right`
+ * keys behind it. te_attn_rule.window defines the diagonal. */
 typedef struct te_window {
     bool on;             /* false => no window */
     int64_t left, right; /* numbers of keys; -1 => no bound on that side */
 } te_window;
 
 /* score_fn: returns the new score. score_bprop_fn: returns the derivative of the new score with respect to `score`.
- * Several threads call it at once. It must not call te.h. */
+ * Several threads call such a function at once. The function must not call te.h. */
 typedef float (*te_score_mod_fn)(void *user, float score, int64_t b, int64_t h, int64_t q_idx, int64_t kv_idx);
-/* Returns whether query q_idx sees key kv_idx. Several threads call it at once. It must not call te.h. */
+/* Returns whether query q_idx sees key kv_idx. Several threads call the function at once. It must not call te.h. */
 typedef bool (*te_mask_mod_fn)(void *user, int64_t b, int64_t h, int64_t q_idx, int64_t kv_idx);
 #define TE_SCORE_MOD_AUX 4       /* maximum number of tensors that expressions may read */
 #define TE_SCORE_MOD_CHARS 1000  /* maximum length of an expression */
 
 /* The user's own change of scores and masks (FlexAttention; TransformerEngine: score_mod, score_mod_bprop,
  * score_mod_tensors). score_mod gets scores after scale, softcap and bias, of visible keys alone. CUDA compiles the
- * expressions into the kernels (NVRTC). The CPU calls the functions. Zero => none.
+ * expressions into the kernels (NVRTC). The CPU calls score_fn, score_bprop_fn and mask_fn. Zero => none.
  *   score_mod        a CUDA C++ expression: the new score, such as "score - aux0[h] * fabsf(q_idx - kv_idx)"
  *   score_mod_bprop  an expression for the backward pass: the derivative of the new score with respect to score
  *   mask_mod         an expression: true if query q_idx sees key kv_idx, such as "aux0[q_idx] == aux0[kv_idx]"
@@ -359,10 +359,11 @@ typedef struct te_score_mod {
  *   kv_bshd          true => k, v and their gradients are [b, s_kv, G, d], whatever the format of q
  *   attention_mask   for TE_MASK_ARBITRARY: u8 [b or 1, H or 1, s_q or 1, s_kv or 1], any strides; 1 => masked
  *   cu_seqlens_q, cu_seqlens_kv   i32 [b + 1], ascending: sequence b has cu[b + 1] - cu[b] queries or keys. Padding
- *                                 masks need both. With TE_THD the first row of the sequence is cu[b], or that of
- *                                 cu_seqlens_q_padded, cu_seqlens_kv_padded (i32 [b + 1]). Lengths that reach beyond
- *                                 the tensors are cut. Wrong starts are refused on the CPU, and with TE_DEBUG_SYNC=1.
- *                                 Rows of no sequence become 0 in o, dq, dk and dv, and -inf in lse
+ *                                 masks need both. With TE_THD the first row of the sequence is cu[b] or, if
+ *                                 they are given, element b of cu_seqlens_q_padded, cu_seqlens_kv_padded (i32 [b + 1]).
+ *                                 Lengths that reach beyond the tensors are cut. Wrong starts are refused on the CPU,
+ *                                 and with TE_DEBUG_SYNC=1. Rows of no sequence become 0 in o, dq, dk and dv, and -inf
+ *                                 in lse
  *   max_seqlen_q, max_seqlen_kv   for TE_THD: the longest length, which sizes the launch; longer sequences are cut. 0
  *                                 => the number of all rows
  *   core_attention_bias   the bias B of TE_ATTN_BIAS_PRE_SCALE and TE_ATTN_BIAS_POST_SCALE: f32, f16 or bf16 [b or 1, H
@@ -539,7 +540,8 @@ typedef struct te_op_detect_causal_mask_args {
  *   cu_seqlens  optional i32 [b + 1]: the first row of each sequence, all multiples of 2 * ranks. NULL => `sequences`
  *               sequences of equal length. Rows behind the last sequence are shared evenly
  *   share       the ranks together have 1 / `share` of each sequence; cu_seqlens is divided by `share` first; 0 => 1
- * If 2 * ranks does not divide the length of a sequence, the CPU refuses it; on a GPU its rows stay in place. */
+ * If 2 * ranks does not divide the length of a sequence, the CPU refuses the call; on a GPU the rows of the sequence
+ * stay in place. */
 typedef struct te_op_context_rows_args {
     const te_tensor *cu_seqlens;
     te_tensor *map;
@@ -555,7 +557,7 @@ typedef struct te_op_context_rows_args {
  *                      sequences; multiples of 2 * ranks; NULL => cu_seqlens
  *   lengths            i32 [b + 1], written: running sums, from 0, of the numbers of tokens in the selected chunks
  *   starts             i32 [b + 1], written: the first row of each sequence's selected chunks; the last entry is the
- *                      end. Counts rows of the rank or, with TE_CHUNKS_UP_TO, all rows
+ *                      end. The rows of the rank are counted or, with TE_CHUNKS_UP_TO, all rows
  *   rank               the index of this rank, from 0; with TE_CHUNKS_UP_TO a count of chunks, up to 2 * ranks */
 typedef struct te_op_context_lengths_args {
     const te_tensor *cu_seqlens, *cu_seqlens_padded;

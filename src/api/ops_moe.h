@@ -34,8 +34,8 @@ typedef struct te_op_moe_mask_map_args {
     te_tensor *row_id_map, *tokens_per_expert;
 } te_op_moe_mask_map_args;
 
-/* Makes row_id_map (index form) from `experts` [T, topk], i32 or i64. Copies are sorted by expert (32-bit unsigned: -1
- * last), stably. The first num_out_tokens are kept. */
+/* Makes row_id_map (index form) from `experts` [T, topk], i32 or i64. Copies are sorted stably by expert. Expert
+ * numbers are compared as 32-bit unsigned numbers, so -1 comes last. The first num_out_tokens copies are kept. */
 typedef struct te_op_moe_index_map_args {
     const te_tensor *experts;
     te_tensor *row_id_map;
@@ -63,7 +63,8 @@ typedef struct te_op_moe_local_ids_args {
  *                 sorted_index
  *   chunk_numbers   true: row_id_map[i] becomes the index of the chunk of row i, the list `groups` of te_op_amax and
  *                   the casts. Not with sorted_index or offsets
- * Rows behind the last chunk do not move; with offsets or chunk_numbers their entries are -1. */
+ * Rows behind the last chunk do not move. Exception: with offsets or chunk_numbers their entries of row_id_map are
+ * -1. */
 typedef struct te_op_moe_chunk_map_args {
     const te_tensor *sizes, *sorted_index, *offsets;
     te_tensor *row_id_map;
@@ -108,8 +109,8 @@ typedef struct te_op_moe_unpermute_bwd_args {
 } te_op_moe_unpermute_bwd_args;
 
 /* Computes the scores of logits [T, E], the topk experts of each token, and their probabilities, in f32. Of equal
- * scores the lower index is chosen (te_fused_topk_with_score_function: where TransformerEngine differs). The
- * probability of a chosen expert is its score, normalised, times scaling_factor.
+ * scores the one with the lower index is chosen (te_fused_topk_with_score_function says where TransformerEngine
+ * differs). The probability of a chosen expert is its score, normalised, times scaling_factor.
  *   score_function   TE_SCORE_SOFTMAX, TE_SCORE_SIGMOID, or TE_SCORE_SQRTSOFTPLUS: sqrt(log(1 + exp(x)))
  *   use_pre_softmax  true: the softmax is over all experts; false: it is over the chosen experts
  *   expert_bias      optional, float [E]: added to the scores for the choice alone. Not with a softmax over the chosen

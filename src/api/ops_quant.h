@@ -179,7 +179,8 @@ typedef struct te_op_mxfp8_dequantize_args {
 /* Computes the amaxes that te_op_nvfp4_quantize needs. NaN is ignored, and infinity is kept. At least one of amax_row
  * and amax_col is needed.
  *   amax_row  optional. f32 [1]: max |x|. f32 [M]: max |x| of each row of x
- *   amax_col  optional. f32 [1]: max |x|, with `rht` of the transformed x. f32 [N]: this maximum for each column of x
+ *   amax_col  optional. f32 [1]: max |x| or, with `rht`, the largest magnitude of the transformed x. f32 [N]: this
+ *             maximum for each column of x
  *   keep      true: the old value stays if it is larger than the new amax
  *   noop      optional f32 [1]: 1.0 => nothing is written
  *   groups    optional i32 [M]: the group of each row, as in te_op_amax. amax_row and amax_col are then f32 [n]. Groups
@@ -268,8 +269,8 @@ typedef struct te_op_nvfp4_dequantize_args {
 } te_op_nvfp4_dequantize_args;
 
 /* ---- shard ---------------------------------------------------------------------------------------------------
- * These operations quantize this rank's slice of a matrix (TransformerEngine's partial casts). The slices together have
- * the bytes of quantizing the whole matrix. The steps:
+ * These operations quantize this rank's slice of a matrix (TransformerEngine's partial casts). The codes of all slices
+ * together have the same bytes as when the whole matrix is quantized. The steps:
  *   1. te_op_shard_amax computes the amax of each tile over the slice.
  *   2. The caller reduces the amaxes over the ranks.
  *   3. te_op_shard_scales computes scales from the reduced amaxes.
@@ -314,7 +315,8 @@ typedef struct te_op_shard_scales_args {
  * slice alone, and no padding.
  *   dst          a row-wise copy [rows, ld] of the matrix; with `flat` the codes of the slice alone (dst may be
  *                longer). In a flat e2m1 dst the first code is in the low half of a byte if start is even, else in the
- *                high half. Half a byte of a neighbouring slice does not change
+ *                high half. If a byte is half the slice's and half a neighbouring slice's, only the slice's half
+ *                changes
  *   scaling      TENSOR: x is multiplied by scale f32 [1], and amax, optional f32 [1], becomes max(amax, max |x|).
  *                BLOCK_2D, MXFP8, NVFP4: scale is as te_op_shard_scales writes it. NVFP4 needs amax_tensor too
  *   multiplier   BLOCK_2D, optional: as te_op_shard_scales writes it. NULL => RN(1 / scale), exact only for powers of

@@ -8,8 +8,8 @@
  * The options and other tensors:
  *   count   optional f32 [1], written: the number of targets that are not ignored
  *   target  i32 or i64 [M]; ignore_index gives loss 0 and gradient 0. TE_ERR_INVALID for another target outside 0 ..
- *           vocab_size - 1. The CPU returns it from the call. A GPU ignores the target, and returns it from the next
- *           call that waits (te_synchronize)
+ *           vocab_size - 1. The CPU returns this error from the call. A GPU ignores the target, and the next call that
+ *           waits (te_synchronize) returns the error
  *   vocab_size, vocab_start   logits are columns vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size,
  *                             which ranks share. vocab_size 0 => V
  *   parts   f32 [M, 3], written instead of loss and lse, over this rank's columns: lse, x_y (-inf if another rank has
@@ -159,10 +159,10 @@ typedef struct te_op_multi_scale_args {
 
 /* Counts skipped steps on the device and computes the bias corrections of a step there.
  *   skipped          f32 [1]: the number of skipped steps
- *   found_inf        f32 [1] or NULL: not 0 if the last step was skipped. `skipped` then grows by 1 if `count` is true.
- *                    found_inf becomes 0
+ *   found_inf        f32 [1] or NULL: not 0 if the last step was skipped. In that case `skipped` grows by 1 if `count`
+ *                    is true. found_inf becomes 0
  *   bias_correction  optional f32 [P, 2], written: 1 / (1 - beta^n) for each beta in `betas` f32 [P, 2], with n = step
- *                    - skipped; 1 if no_bias_correction. A row is for one te_adam_tensor.place
+ *                    - skipped. With no_bias_correction all its elements are 1. A row is for one te_adam_tensor.place
  *   step_device      optional f32 [1]: replaces step */
 typedef struct te_op_step_numbers_args {
     te_tensor *found_inf, *skipped;

@@ -8,8 +8,8 @@
  * A new master gets the value of its parameter in the next step. */
 typedef te_result (*te_initialize_state_fn)(te_optimizer *opt, te_tensor *param, const char *state_name,
                                             bool zero_buffer, bool store_param_remainders);
-/* Flags of an initialize_state function: how it treats a parameter that is stored quantized. With all three it needs no
- * patch (api/patches.h). */
+/* Flags of an initialize_state function: how it treats a parameter that is stored quantized. A function with all three
+ * flags needs no patch (api/patches.h). */
 typedef enum te_state_capability {
     TE_STATE_DEQUANTIZES = 1, /* the function treats the parameter as te_dequantize of it */
     TE_STATE_ZEROS_LIKE = 2,  /* states that begin as zeros get the shape of the dequantized tensor */

@@ -40,8 +40,8 @@ typedef enum te_params_device {
 } te_params_device;
 
 /* Splits a weight and its bias by rows into several parameters, each initialised on its own. The parameters lie in one
- * tensor, which the GEMM reads. Once te_module_add_parameter has replaced one, every forward copies all of them.
- * Refused with fuse_wgrad_accumulation, and for weights that are stored quantized. */
+ * tensor, which the GEMM reads. Once te_module_add_parameter has replaced one of them, every forward copies all of them
+ * into a new tensor for the GEMM. Refused with fuse_wgrad_accumulation, and for weights that are stored quantized. */
 typedef struct te_parameters_split {
     const char *const *names; /* [count], read by the create function. A parameter is called NAME_weight or NAME_bias
                                * ("query" and "query_" both give query_weight) */
@@ -58,7 +58,7 @@ typedef struct te_gemm_options {
                                    * torch.get_default_dtype() */
     te_params_device device;      /* where parameters begin; 0 => on the context's device */
     const char *rng_tracker_name; /* the random state of the weights (te_rng_tracker_add); NULL => the context's */
-    bool fuse_wgrad_accumulation; /* the GEMM of the weight gradient adds it to te_tensor_main_grad(weight) */
+    bool fuse_wgrad_accumulation; /* the GEMM of the weight gradient adds its result to te_tensor_main_grad(weight) */
     bool delay_wgrad_compute;     /* te_backward computes no weight gradients; te_backward_dw computes them later */
 } te_gemm_options;
 
@@ -123,10 +123,10 @@ typedef enum te_cp_comm {
  *
  * (*) There must be as many keys as queries. The mask must not be TE_MASK_PADDING.
  *
- * The masks are TE_MASK_NONE and TE_MASK_CAUSAL, for TE_THD TE_MASK_PADDING and TE_MASK_PADDING_CAUSAL. Causal masks
- * need as many keys as queries. All kinds support return_max_logit and dropout. Ranks that are seeded alike drop
- * different elements. Other masks and biases, fp8_dpa and fp8_mha, caches and score_mod give TE_ERR_UNSUPPORTED.
- * Partial outputs are merged in f32; gradients of keys and values are exchanged in f32. */
+ * The masks are TE_MASK_NONE and TE_MASK_CAUSAL. With TE_THD they are TE_MASK_PADDING and TE_MASK_PADDING_CAUSAL.
+ * Causal masks need as many keys as queries. All kinds support return_max_logit and dropout. Ranks that are seeded
+ * alike drop different elements. Other masks and biases, fp8_dpa and fp8_mha, caches and score_mod give
+ * TE_ERR_UNSUPPORTED. Partial outputs are merged in f32; gradients of keys and values are exchanged in f32. */
 typedef struct te_parallel_options {
     te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime). NULL =>
                                       * none, or set later by te_set_tensor_parallel_group */
@@ -199,16 +199,17 @@ typedef struct te_inference_params te_inference_params; /* the keys and values o
 /* Options of one forward call, for every module with attention. Zero means "not given". Tensors are borrowed for the
  * call.
  *
- * With a padding mask, the lengths of sequences come from cu_seqlens_q and cu_seqlens_kv, or from attention_mask and
- * attention_mask_q if these are NULL. The padding in these masks must lie behind the tokens of each sequence. With
+ * With a padding mask, the lengths of sequences come from cu_seqlens_q and cu_seqlens_kv. If these are NULL, they come
+ * from attention_mask and attention_mask_q, whose padding must lie behind the tokens of each sequence. With
  * other masks cu_seqlens are refused, and only TE_MASK_ARBITRARY reads attention_mask, as in TransformerEngine. Self
  * attention in a TransformerLayer uses cu_seqlens_q for its keys too. */
 typedef struct te_attn_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
     te_window window;                /* window.on false => the module's own */
     te_switch bottom_right_diagonal; /* 0 => the module's own */
-    te_tensor *attention_mask;       /* u8, 1 => masked. Padding masks: [b, 1, 1, s], for keys, and for queries without
-                                      * attention_mask_q. TE_MASK_ARBITRARY: broadcasts to [b, H, s_q, s_kv] */
+    te_tensor *attention_mask;       /* u8, 1 => masked. With a padding mask, [b, 1, 1, s]: the padding of the keys, and
+                                      * of the queries if attention_mask_q is NULL. With TE_MASK_ARBITRARY, it
+                                      * broadcasts to [b, H, s_q, s_kv] */
     te_tensor *attention_mask_q;     /* u8 [b, 1, 1, s_q]: the padding of the queries; cross attention needs both
                                       * masks */
     te_tensor *cu_seqlens_q, *cu_seqlens_kv;               /* i32 [b + 1], where each sequence starts */
@@ -231,8 +232,8 @@ typedef struct te_attn_call {
     const te_score_mod *score_mod;   /* the program's own formula for scores and masks; NULL => none. Its source texts
                                       * must live until the backward pass, if the call runs again there */
     /* Packed inputs of DotProductAttention. qkv_layer [.., 3, H, d] replaces input, key and value. With G < H groups it
-     * is [.., H + 2 G, d]. kv_layer [.., 2, G, d] replaces key and value. Packed tensors are copied with a cache, in
-     * FP8 and over several ranks. */
+     * is [.., H + 2 G, d]. kv_layer [.., 2, G, d] replaces key and value. With a cache, in FP8 and over several ranks,
+     * packed tensors are copied. */
     te_tensor *qkv_layer, *kv_layer;
     int qkv_interleave_dim;          /* index, from the end, of the dimension that separates q, k and v. -3: the shapes
                                       * above. -2: [.., H, 3, d] and [.., G, 2, d], with fewer groups than heads [.., G,

@@ -16,8 +16,8 @@ typedef struct te_patch {
     const char *fixed_in;                        /* the first version of TransformerEngine without need of the patch,
                                                   * such as "2.12" (copied); NULL => every version needs it */
     bool (*found)(te_ctx *te, void *user);       /* returns whether there is something to patch; NULL => always true */
-    bool (*needed)(te_ctx *te, void *user);      /* returns whether the functions lack what the patch adds; NULL =>
-                                                  * always true */
+    bool (*needed)(te_ctx *te, void *user);      /* returns whether the functions in force lack what the patch adds;
+                                                  * NULL => always true */
     te_result (*apply)(te_ctx *te, void *user);  /* required: puts the patch in force. On failure it must change
                                                   * nothing, record the error in the context and return its code */
     te_result (*undo)(te_ctx *te, void *user);   /* required: puts back what was there before */

@@ -15,7 +15,7 @@
  *   - te_quantize_master_weights with 128 x 128 blocks and fp32_scales, where fp8_max / amax is infinite in f32 (E4M3:
  *     an amax below 1.3166e-36): te.h takes the largest number of the weight's nominal dtype as the scale.
  *     TransformerEngine takes this number for a whole weight, but FLT_MAX for a rank's slice (compute_scale.cu).
- *   - e4m3_max_256 has an effect even without four_over_six. TransformerEngine's NVFP4Quantizer then uses 448.
+ *   - e4m3_max_256 has an effect even without four_over_six. TransformerEngine's NVFP4Quantizer uses 448 without it.
  *   - te.h does not read NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH.
  * Without the transform NVFP4 encodes no NaN: a NaN becomes 6 times its block's scale, as in TransformerEngine. An
  * element that decodes to NaN becomes 0x7fffffff in f32, and 0x7fff in bf16 and f16.
@@ -76,8 +76,8 @@ typedef struct te_block_quantizer {
 typedef struct te_nvfp4_quantizer {
     te_switch rht;                 /* random Hadamard transform of the column-wise copy; 0 => off */
     bool no_random_sign_mask;      /* with rht: the transform without random signs */
-    te_switch stochastic_rounding; /* codes are rounded with random numbers of the context, whose random state advances
-                                    * by two; 0 => off */
+    te_switch stochastic_rounding; /* codes are rounded with random numbers of the context, whose random offset grows
+                                    * by 2; 0 => off */
     bool row_scaled;               /* the row-wise copy has one amax for each row of x, the column-wise copy one for
                                     * each column; false => one for the tensor */
     te_4over6_error four_over_six; /* the error by which a copy chooses the scales of its blocks (4-over-6); 0 =>
@@ -132,7 +132,7 @@ TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int n
  * calibrate. */
 TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x);
 /* Returns whether x can be quantized: any float tensor of at least one dimension (TransformerEngine: multiples of 16,
- * 32 or 128). Custom quantizers: is_quantizable. */
+ * 32 or 128). A custom quantizer's is_quantizable decides for itself. */
 TE_API bool te_quantizer_is_quantizable(const te_quantizer *q, const te_tensor *x);
 /* Returns whether quantizing a tensor twice gives the same bytes. False for delayed scaling (the scale changes),
  * stochastic rounding and custom quantizers. */
@@ -161,8 +161,8 @@ TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
  * transform, M is first rounded up to a multiple of 16. The padding is 0. TransformerEngine has no such padding.
  * TE_ERR_STATE if x does not have that copy. */
 TE_API te_result te_quantized_view(const te_tensor *x, int which, te_tensor **data, te_tensor **scale);
-/* Returns a view of the amax of the copy `which` of an NVFP4 tensor: f32 [1], or row-scaled f32 [M] or [N]. NULL for
- * other kinds. */
+/* Returns a view of the amax of the copy `which` of an NVFP4 tensor: f32 [1]; with row_scaled, f32 [M] for the row-wise
+ * copy and f32 [N] for the column-wise copy. NULL for other kinds. */
 TE_API te_tensor *te_quantized_amax(const te_tensor *x, int which);
 /* Returns the kind of x's quantizer; TE_QUANT_NONE for a plain tensor. */
 TE_API te_quant_kind te_quantized_kind(const te_tensor *x);
@@ -241,8 +241,8 @@ typedef struct te_delayed_recipe {
     float margin;           /* scale = fp8_max / 2^margin / amax */
     int amax_history_len;   /* number of steps in the amax history; 0 => 1024 */
     te_amax_algo amax_algo; /* 0 => the largest amax of the history */
-    /* Host functions: each update then waits for the device. history[0] is the latest step's. amax_fn NULL =>
-     * amax_algo; scale_fn NULL => the formula of `margin`. */
+    /* Functions on the host. With one of them, each update of the scales waits for the device. history[0] is the amax
+     * of the latest step. amax_fn NULL => amax_algo; scale_fn NULL => the formula of `margin`. */
     float (*amax_fn)(void *user, const float *history, int length);
     float (*scale_fn)(void *user, float amax, float old_scale, float fp8_max);
     void *user;             /* handed to amax_fn and scale_fn; borrowed while the recipe is in use */
@@ -292,11 +292,12 @@ typedef struct te_custom_recipe {
 typedef struct te_recipe {
     te_recipe_kind kind;                    /* needed */
     te_format format;                       /* format of the codes; 0 => the default of the kind (te_format). NVFP4 has
-                                             * only one format. In a custom recipe: for its tensors under delayed
-                                             * scaling */
+                                             * only one format. In a custom recipe, the format of its tensors under
+                                             * delayed scaling */
     te_backward_override backward_override; /* 0 => quantized operands */
-    /* Partial sums of these GEMMs are added into full f32 at regular intervals. 0 => split_fprop off, split_dgrad and
-     * split_wgrad on. Block scaling always does this. */
+    /* On: the partial sums of a GEMM are added into full f32 at regular intervals. The GEMMs are those of the forward
+     * (split_fprop), of the input's gradient (split_dgrad) and of the weight's gradient (split_wgrad). 0 => split_fprop
+     * off, split_dgrad and split_wgrad on. With block scaling all three are always on. */
     te_switch split_fprop, split_dgrad, split_wgrad;
     float amax_epsilon;    /* current, block: lower bound of the amax from which a scale is computed */
     /* FP8 attention (delayed, current, MXFP8, custom). With fp8_dpa, DotProductAttention rounds q, k, v, the softmax,
@@ -308,8 +309,8 @@ typedef struct te_recipe {
      * and v are the output of GEMM 0, o is the input of GEMM 1, the softmax is the output of GEMM 2. The gradients of
      * q, k and v are the grad_output of GEMM 0. The gradient of o is the grad_input of GEMM 1, that of the softmax the
      * grad_input of GEMM 2. With one scale for each tensor, the kind of the softmax and of its gradient must be
-     * TE_QUANT_DELAYED. With MXFP8 these two kinds are not read. Other kinds give TE_ERR_UNSUPPORTED in the core's
-     * forward. */
+     * TE_QUANT_DELAYED. With MXFP8 these two kinds are not read. Kinds other than delayed, current and MXFP8
+     * give TE_ERR_UNSUPPORTED in the core's forward. */
     bool fp8_dpa, fp8_mha;
     te_delayed_recipe delayed; /* delayed, custom */
     te_current_recipe current; /* current */
@@ -351,8 +352,8 @@ typedef struct te_autocast_desc {
  * outermost region saves the state of delayed scaling for te_clear_error. TE_ERR_INVALID for a recipe whose options
  * exclude each other. A call that fails opens no region. TransformerEngine: autocast. */
 TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
-/* Closes the innermost region. The outermost one updates the delayed scales of the forward, if gradients are enabled.
- * The backward pass updates those of gradients. Asynchronous on CUDA. */
+/* Closes the innermost region. The end of the outermost region updates the delayed scales of the forward, if gradients
+ * are enabled. The backward pass updates the delayed scales of gradients. Asynchronous on CUDA. */
 TE_API te_result te_autocast_end(te_ctx *te);
 /* Returns whether a module that runs now would quantize the operands of its GEMMs. */
 TE_API bool te_autocast_enabled(const te_ctx *te);
@@ -365,8 +366,8 @@ typedef struct te_quant_stats {
     int which;                /* the copy: TE_ROWWISE, or TE_COLUMNWISE if there was no row-wise copy */
     int64_t elements;         /* in x */
     float amax;               /* max |x|, NaN ignored */
-    float scale;              /* the factor of x: the tensor's scale (NVFP4: the global one). 0 for block scales alone,
-                               * and for groups with own scales */
+    float scale;              /* the factor of x: the tensor's scale (NVFP4: the global one). 0 if the copy has no such
+                               * scale (block, MXFP8), or several of them (groups, row_scaled) */
     float underflow;          /* share of the elements that were not 0 and became 0 */
     float saturated;          /* share of the elements whose scaled magnitude exceeds the largest code */
     int64_t nan_count, inf_count, zeros; /* elements of x that are NaN, infinite, 0 */
@@ -396,17 +397,17 @@ typedef struct te_quantized_model_init_desc {
                                             * (te_quantized_init_value) */
 } te_quantized_model_init_desc;
 
-/* Opens a region in which created modules store the weights of their GEMMs quantized by the recipe: a row-wise and a
- * column-wise copy alone. Biases, norms and embeddings stay plain. The modules run under autocast with the same recipe;
- * outside of autocast their weights are decoded. Delayed scaling starts from scale 1. Regions may be nested. desc may
- * be NULL. TransformerEngine: quantized_model_init, fp8_model_init. */
+/* Opens a region in which created modules store the weights of their GEMMs quantized by the recipe, as a row-wise and a
+ * column-wise copy, without a plain one. Biases, norms and embeddings stay plain. The modules run under autocast with
+ * the same recipe; outside of autocast their weights are decoded. Delayed scaling starts from scale 1. Regions may be
+ * nested. desc may be NULL. TransformerEngine: quantized_model_init, fp8_model_init. */
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
 /* Closes the innermost region. */
 TE_API te_result te_quantized_model_init_end(te_ctx *te);
 /* Copies the value of the weight x from before its first quantization to host memory, in x's shape and nominal dtype.
- * te_module_reset_parameters replaces it, and so does loading the weight in high precision. Masters start from this
- * value, unless the weight was written in the meantime. TE_ERR_STATE if the value was not preserved, or was cleared.
- * TransformerEngine: get_high_precision_init_val. */
+ * te_module_reset_parameters replaces this value, and so does loading the weight in high precision. Masters start from
+ * the value, unless the weight was written in the meantime. TE_ERR_STATE if the value was not preserved, or was
+ * cleared. TransformerEngine: get_high_precision_init_val. */
 TE_API te_result te_quantized_init_value(const te_tensor *x, void *host);
 /* Frees the preserved initial value of x. TransformerEngine: clear_high_precision_init_val. */
 TE_API void te_quantized_clear_init_value(te_tensor *x);
@@ -426,11 +427,12 @@ typedef struct te_master_weights {
     int count;                        /* length of the lists */
     te_group *group;                  /* the group over which amaxes are reduced (borrowed); NULL => this rank owns all
                                        * slices */
-    /* Optional [count]: receive the codes of each slice, flat, instead of the weight, which gets the scales alone.
-     * shard_columnwise: column-wise codes of MXFP8. For e2m1: u8, from the byte of the slice's first element. */
+    /* Optional [count]. With shard_weights, shard_weights[i] receives the codes of the slice, flat, and the weight
+     * receives the scales alone. shard_columnwise[i] receives the column-wise codes of MXFP8. Codes of e2m1 are u8,
+     * from the byte of the slice's first element. */
     te_tensor *const *shard_weights, *const *shard_columnwise;
-    /* true: column-wise copies keep their old codes until te_post_all_gather_processing; false: reading one makes it
-     * anew. */
+    /* true: column-wise copies keep their old codes until te_post_all_gather_processing; false: a column-wise copy is
+     * made anew when it is read. */
     bool manual_post_processing;
 } te_master_weights;
 

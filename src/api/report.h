@@ -21,12 +21,12 @@ typedef struct te_explanation {
 } te_explanation;
 /* Describes in `out` how `op` with these args (a te_op_NAME_args) would run on `device`: "cpu", "sm_80" ... "sm_120",
  * or NULL for the context's own device. Needs no GPU. The tensors need no memory (te_tensor_describe). Returns the
- * error of the call. */
+ * error that `op` would return. */
 TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out);
 /* Returns whether `op` with these args would run on the context's device. Adds no error to the context. */
 TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args);
-/* Makes a tensor that has a shape and no memory, for te_explain. A module computes only the shape of its output. Any
- * other call that would read or write it gives TE_ERR_STATE. */
+/* Makes a tensor that has a shape and no memory, for te_explain. A module that is given this tensor computes only the
+ * shape of its output. Any other call that would read or write the tensor gives TE_ERR_STATE. */
 TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);
 
 /* Writes a text about devices, libraries, the cache, memory and kernels into buffer, cut off after `size` bytes.

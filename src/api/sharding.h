@@ -31,12 +31,12 @@ typedef struct te_fsdp_state {
 
 /* How the gradients of a unit are exchanged. Zero-initialised; copied. */
 typedef struct te_data_parallel_desc {
-    te_group *group;               /* the ranks with other data, of the module's context (borrowed for the unit's
-                                    * lifetime). NULL => one rank */
+    te_group *group;               /* the ranks that have the same module and other data; a group of the module's
+                                    * context (borrowed for the unit's lifetime). NULL => one rank */
     float gradient_divide_factor;  /* divisor of the sums; 0 => the number of ranks */
     bool no_init_sync;             /* te_data_parallel: parameters and buffers keep their values; false => rank 0's */
-    /* The program's own exchange, after te_backward has computed the gradients, if requires_gradient_sync is set.
-     * Returns TE_OK or an error code. NULL => te.h's exchange. */
+    /* The program's own exchange. It is called after te_backward has computed the gradients, if requires_gradient_sync
+     * is set. Returns TE_OK or an error code. NULL => te.h's exchange. */
     te_result (*post_backward)(void *user, te_module *unit);
     /* te_stage_backward and te_fsdp_post_backward call this function after the exchanges of all units. NULL => none. */
     te_result (*root_post_backward)(void *user, te_module *unit);
@@ -61,7 +61,7 @@ TE_API bool te_fsdp_get_state(const te_module *m, te_fsdp_state *state);
 TE_API te_result te_fsdp_set_state(te_module *m, te_fsdp_state state);
 
 /* Calls `visit` for the units that NeMo Automodel controls in a model. Returns false if `visit` stopped the walk or is
- * NULL. Source: _iter_fsdp_modules. These are the units among:
+ * NULL. Source: _iter_fsdp_modules. NeMo Automodel controls the units among these modules:
  *   - the model, its child `model`, embed_tokens of that child, and lm_head;
  *   - the multimodal towers and projectors with all below them (vision_tower, visual, multi_modal_projector ...);
  *   - the experts of each layer (layers.N.mlp.experts, .moe.experts, and te.h's .block_sparse_moe.experts);
@@ -70,8 +70,8 @@ TE_API bool te_fsdp_units_visit(te_module *model, te_module_visit_fn visit, void
 /* Sets all flags to `on` in the units of te_fsdp_units_visit and below them. Source: MoEFSDPSyncMixin. */
 TE_API te_result te_model_set_requires_grad_sync(te_module *model, bool on);
 /* Sets whether te_prepare_for_grad_accumulation sets the flags of the model's units to false, and
- * te_prepare_for_final_backward to true; off by default. If `on`, replaces the te_step_hooks of `model`
- * (enable_fsdp_optimizations). */
+ * te_prepare_for_final_backward sets these flags to true; off by default. If `on`, replaces the te_step_hooks of
+ * `model` (enable_fsdp_optimizations). */
 TE_API te_result te_model_set_fsdp_optimizations(te_module *model, bool on);
 /* Exchanges the gradients of one unit now if its requires_gradient_sync is set. Then calls its root_post_backward.
  * TE_ERR_INVALID for a module that is not a unit. */
@@ -80,8 +80,8 @@ TE_API te_result te_fsdp_post_backward(te_module *unit);
 /* The gradients that a call of te_stage_backward computes. */
 typedef enum te_backward_type {
     TE_BACKWARD_FULL = 0,  /* gradients of inputs and weights ("full") */
-    TE_BACKWARD_INPUT = 1, /* gradients of inputs ("input"), by te_backward. Gradients of weights too, except in modules
-                            * with delay_wgrad_compute */
+    TE_BACKWARD_INPUT = 1, /* gradients of inputs ("input"), by te_backward. It computes gradients of weights too,
+                            * except in modules with delay_wgrad_compute */
     TE_BACKWARD_WEIGHT = 2 /* the deferred gradients of weights ("weight"), by te_backward_dw */
 } te_backward_type;
 /* Options of te_stage_backward: the backward pass of one microbatch in one stage of a pipeline. Zero-initialised. */

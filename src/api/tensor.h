@@ -1,9 +1,9 @@
 /* api/tensor.h: tensors.
  *
  * A tensor is a reference-counted view of memory, with at most TE_MAX_DIMS sizes. It belongs to the innermost scope
- * (te_scope_begin); te_tensor_retain keeps it beyond the scope's end. Shapes are row-major. A size may be 0. In the
- * 4-bit format (e2m1) two elements share a byte, the even one in the low half. Each e2m1 row begins at a whole byte:
- * [3, 5] has 9 bytes.
+ * (te_scope_begin); te_tensor_retain keeps the tensor beyond the scope's end. Shapes are row-major. A size may be 0. In
+ * the 4-bit format (e2m1) two elements share a byte, the even one in the low half. Each e2m1 row begins at a whole
+ * byte: [3, 5] has 9 bytes.
  *
  * A function that is given a NULL tensor returns NULL (or TE_ERR_STATE, 0, false, "") and reports no error: the call
  * that returned the NULL has reported one. */
@@ -16,7 +16,7 @@ TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const in
  * Allocates. */
 TE_API te_tensor *te_tensor_full(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, double value);
 /* Returns a new tensor (f32, f16, bf16) of uniform random numbers in [low, high); rounding may give `high`. CPU and GPU
- * agree. The random offset grows by 1. Allocates. */
+ * give the same numbers. The random offset grows by 1. Allocates. */
 TE_API te_tensor *te_tensor_uniform(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float low, float high);
 /* Like te_tensor_uniform, with numbers of the normal distribution with `mean` and standard deviation `std`. */
 TE_API te_tensor *te_tensor_normal(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float mean, float std);
@@ -29,7 +29,7 @@ TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const
 /* Returns a row-major tensor in the caller's memory `data` (host memory on the CPU, device memory on CUDA). `data` is
  * borrowed until the last reference is gone; then `release` (may be NULL) is called with `user`. On CUDA `release` must
  * free in the order of the context's stream (cuMemFreeAsync), or synchronize first: kernels may still run. `data` must
- * be aligned to one element (TE_ERR_INVALID), for fast kernels to 16 bytes. */
+ * be aligned to one element (else TE_ERR_INVALID). Fast kernels need an alignment of 16 bytes. */
 TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, void *data,
                                  void (*release)(void *user), void *user);
 
@@ -75,9 +75,11 @@ TE_API void *te_tensor_data(const te_tensor *x);
 TE_API te_result te_tensor_to_host(const te_tensor *x, void *host);
 /* Copies x to host memory as f32 [numel]. Quantized tensors are dequantized. Syncs. */
 TE_API te_result te_tensor_to_f32(const te_tensor *x, float *host);
-/* Returns the value of a tensor of one element. Syncs. NaN for NULL, and with TE_ERR_SHAPE for another size. */
+/* Returns the value of a plain tensor of one element. Syncs. Returns NaN for NULL. Returns NaN and sets the error
+ * TE_ERR_SHAPE for any other tensor. */
 TE_API double te_tensor_item(const te_tensor *x);
-/* Overwrites x (contiguous) with te_tensor_bytes(x) host bytes of x's format, which may be reused afterwards. */
+/* Overwrites x (contiguous) with te_tensor_bytes(x) bytes of x's format from `host`, which may be reused
+ * afterwards. */
 TE_API te_result te_tensor_copy_from_host(te_tensor *x, const void *host);
 /* Copies src to dst, which has the same shape, and converts the elements (formats: te_op_copy). src and dst may share
  * memory. */

@@ -51,8 +51,8 @@ typedef struct te_trace {
 /* A hook function. `event` is borrowed for the duration of the call; `user` is the pointer given to te_set_trace. */
 typedef void (*te_trace_fn)(te_ctx *te, const te_trace *event, void *user);
 
-/* Sets the hook: `fn` is called before and after every operation of this context, also of functions, modules,
- * te_backward and optimizers. NULL removes the hook. A context has one hook. A call whose args are refused is not
+/* Sets the hook: `fn` is called before and after every operation of this context, also those that functions, modules,
+ * te_backward and optimizers call. NULL removes the hook. A context has one hook. A call whose args are refused is not
  * traced.
  *
  * A hook observes. It may do the following:

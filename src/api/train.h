@@ -1,7 +1,7 @@
 /* api/train.h: optimizers and checkpoints. */
 
-/* Parameters with their own hyperparameters, named by a pattern or a list. A parameter belongs to the first group that
- * names it. Source: torch.optim, param_groups. */
+/* Parameters that a pattern or a list names, with their own hyperparameters. A parameter belongs to the first group
+ * that names it. Source: torch.optim, param_groups. */
 typedef struct te_param_group {
     const char *pattern;        /* pattern of parameter paths below the optimizer's module: * stands for any characters,
                                  * ? for one ("*.bias"). NULL => `params` is used */
@@ -55,8 +55,8 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
 typedef struct te_fused_sgd_desc {
     float lr;                 /* learning rate; needed */
     float momentum;           /* 0 => none */
-    float dampening;          /* the gradient is multiplied by (1 - dampening) before the momentum, except in a
-                               * parameter's first step */
+    float dampening;          /* the gradient is multiplied by (1 - dampening) before it is added to the momentum,
+                               * except in a parameter's first step */
     float weight_decay;       /* 0 => none */
     bool nesterov;            /* Nesterov momentum; needs momentum not 0 and dampening 0 */
     bool wd_after_momentum;   /* weight decay is added after the momentum; false => before it */
@@ -69,19 +69,19 @@ typedef struct te_fused_sgd_desc {
     const te_param_group *groups; /* [num_groups] groups with their own hyperparameters; read by the create function */
     int num_groups;           /* 0 => none; at most TE_MAX_PARAM_GROUPS */
 } te_fused_sgd_desc;
-/* Makes an SGD optimizer, as te_fused_adam_create does; desc is needed. With dampening, the first step must run before
- * a graph's capture (else TE_ERR_STATE). */
+/* Makes an SGD optimizer. The function is like te_fused_adam_create, but desc is needed. With dampening, the first step
+ * must run before a graph's capture (else TE_ERR_STATE). */
 TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc);
 /* Releases the optimizer and its states. NULL is fine. */
 TE_API void te_optimizer_destroy(te_optimizer *opt);
-/* Updates all parameters with a gradient, then drops the gradients (te_optimizer_keep_grad: TransformerEngine keeps
- * them). Changes nothing if the step fails or the context has an error. Asynchronous on CUDA. */
+/* Updates all parameters that have a gradient, then drops the gradients unless te_optimizer_keep_grad is on.
+ * TransformerEngine keeps them. Changes nothing if the step fails or the context has an error. Asynchronous on CUDA. */
 TE_API te_result te_optimizer_step(te_optimizer *opt);
 /* Sets whether gradients are kept after a step, until te_optimizer_zero_grad; off by default. */
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep);
 /* Drops the gradients of the optimizer's parameters, and weight gradients that te_backward_dw has not computed yet. */
 TE_API void te_optimizer_zero_grad(te_optimizer *opt);
-/* Sets the learning rate of the next steps, also in graphs, except of groups with their own. TE_ERR_INVALID for a
+/* Sets the learning rate of the next steps, also in graphs, except of groups with their own rate. TE_ERR_INVALID for a
  * negative or not finite rate. */
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr);
 /* Returns the learning rate; 0 for NULL. */
@@ -125,8 +125,8 @@ TE_API te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_de
 TE_API void te_grad_scaler_destroy(te_grad_scaler *s);
 /* Returns the loss times the scale, recorded for te_backward. NULL after an error. */
 TE_API te_tensor *te_grad_scaler_scale(te_grad_scaler *s, te_tensor *loss);
-/* Divides the gradients of opt by the scale, in place (not needed for max_grad_norm). TE_ERR_STATE for a second call
- * before a step. TE_ERR_DTYPE for gradients in f16. */
+/* Divides the gradients of opt by the scale, in place (clipping by max_grad_norm does not need this). TE_ERR_STATE for
+ * a second call before a step. TE_ERR_DTYPE for gradients in f16. */
 TE_API te_result te_grad_scaler_unscale(te_grad_scaler *s, te_optimizer *opt);
 /* Runs te_optimizer_step on the gradients divided by the scale. If a gradient is not finite, only drops the gradients;
  * bias corrections do not count this step. Syncs only before the first step of an SGD with dampening. */
@@ -145,11 +145,11 @@ TE_API te_grad_scaler_state te_grad_scaler_get_state(const te_grad_scaler *s);
 /* Sets the state of the scaler; TE_ERR_INVALID for a scale that is not above 0. */
 TE_API te_result te_grad_scaler_set_state(te_grad_scaler *s, te_grad_scaler_state state);
 
-/* Returns a parameter's state, times its scale, as a new f32 tensor of its shape. Remainders give the whole master
- * (syncs). NULL with TE_ERR_INVALID for an unknown state. */
+/* Returns a parameter's state, times the state's scale, as a new f32 tensor of the parameter's shape. For remainders,
+ * returns the whole f32 master (syncs). NULL with TE_ERR_INVALID for an unknown state. */
 TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_tensor *param, const char *state_name);
-/* Sets a parameter's state, and its scale, from f32 values of its shape. Remainders change the parameter too (syncs), a
- * whole master in the next step. */
+/* Sets a parameter's state, and the state's scale, from f32 values of the parameter's shape. Setting remainders changes
+ * the parameter at once (syncs). Setting a whole master changes the parameter in the next step. */
 TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name,
                                                const te_tensor *unscaled_state);
 
@@ -176,8 +176,8 @@ typedef struct te_metadata {
 } te_metadata;
 /* Writes a model as one safetensors file, through a temporary file (te_safetensors_write). m and opt may be NULL.
  * Syncs. The file has:
- *   - every parameter and buffer of `m` by path; a weight that is stored quantized as the codes and scales of its
- *     copies ("<path>.row.data", ".row.scale", ".col.data" ...);
+ *   - every parameter and buffer of `m` by path. A weight that is stored quantized is written as the codes and scales
+ *     of its copies ("<path>.row.data", ".row.scale", ".col.data" ...);
  *   - the optimizer's states ("optimizer/<path>.exp_avg" ...);
  *   - the learning rates of the optimizer and of its groups;
  *   - the scaling state of delayed recipes, the random state, and `metadata`.
@@ -186,8 +186,8 @@ typedef struct te_metadata {
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt,
                                const te_metadata *metadata, int num_metadata);
 /* Reads a file of te_model_save into `m` and `opt` (each may be NULL). Syncs. Entries that only the file has give a
- * warning. Entries that only the model has are errors. A plain weight is quantized if the model stores it quantized. An
- * error changes nothing, except TE_ERR_IO (a read failed) and an error of a custom quantizer. */
+ * warning. Entries that only the model has are errors. A plain weight in the file is quantized if the model stores it
+ * quantized. An error changes nothing, except TE_ERR_IO (a read failed) and an error of a custom quantizer. */
 TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* Writes the value of a file's metadata entry `key` into buffer. TE_ERR_INVALID if there is no such entry, or its value
  * does not fit. */

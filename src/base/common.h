@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Refuses compiler flags that change results, such as x * (1 / y) for x / y. te__arithmetic_is_exact finds flags
- * without a macro. */
+/* Refuses compiler flags that change results, for example by computing x * (1 / y) for x / y. te__arithmetic_is_exact
+ * finds such flags that define no macro. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) ||             \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__) || \
     defined(_M_FP_FAST)

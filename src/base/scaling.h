@@ -44,8 +44,8 @@ TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float l
     return power_of_two ? te__bits_f32(te__f32_bits(scale) & 0xff800000u) : scale;
 }
 
-/* Returns the E8M0 code of the scale of MXFP8 elements. Rounding the product to f32 hides the error of fp8_max_inverse:
- * with E4M3, an amax of 448 * 2^k gives exactly 2^k. */
+/* Returns the E8M0 code of the scale of MXFP8 elements. Rounding amax * fp8_max_inverse to f32 hides the error of
+ * fp8_max_inverse: with E4M3, an amax of 448 * 2^k gives exactly 2^k. */
 TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) {
     return te__f32_to_e8m0(te__mul_f32(amax, fp8_max_inverse));
 }

@@ -85,7 +85,7 @@ static te_tensor *te__context_sums(const te__context_attention *s, const te__con
 }
 
 /* Computes which packed rows of rank `rank` belong to a piece. *cu becomes the running sums of the sequences' lengths
- * in the piece, *padded their first rows. */
+ * in the piece. *padded becomes the first rows of the sequences. */
 static te_result te__context_lengths(const te__context_attention *s, int rank, te_context_chunks chunks, te_tensor **cu,
                                      te_tensor **padded) {
     te_op_context_lengths_args a = TE_ZERO;
@@ -101,16 +101,16 @@ static te_result te__context_lengths(const te__context_attention *s, int rank, t
     *padded = a.starts;
     return a.lengths && a.starts ? te_op_context_lengths(te, &a) : te_error_code(te);
 }
-/* Returns an upper bound of the lengths that te__context_lengths computes. `longest` is the longest whole sequence, and
- * the bound if there is padding between sequences (`padded`). */
+/* Returns an upper bound of the lengths that te__context_lengths computes. `longest` is the length of the longest whole
+ * sequence. It is the bound if there is padding between sequences (`padded` is not NULL). */
 static int64_t te__context_longest(const te__context_attention *s, te_context_chunks chunks, int64_t longest,
                                    const te_tensor *padded) {
     const int64_t chunk = te__div_up(longest, 2 * te__group_size(s->context.ring));
     return padded || chunks == TE_CHUNKS_UP_TO ? longest : chunks == TE_CHUNKS_BOTH ? 2 * chunk : chunk;
 }
 
-/* Returns a view of `bias`, which has a column for each key of a whole sequence. Rows: the queries of piece p. Columns:
- * chunk i (0 or 1) of rank p->owner. */
+/* Returns a view of `bias`, which has a column for each key of a whole sequence. The rows of the view are the queries
+ * of piece p, its columns are chunk i (0 or 1) of rank p->owner. */
 static te_tensor *te__context_columns(const te__context_attention *s, const te__context_piece *p, te_tensor *bias,
                                       int i) {
     const int ranks = te__group_size(s->context.ring);
@@ -477,14 +477,14 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     *o = a->o;
     if (result == TE_OK && own_max != max_logit) {
         result = te__all_gather(c->heads, own_max, max_logit);
-        if (result != TE_OK) return result; /* te__all_gather fails on all ranks, so no rank waits in the next
-                                             * exchange */
+        if (result != TE_OK) return result; /* if te__all_gather fails, it fails on all ranks, so no rank waits in
+                                             * the next exchange */
     }
     return te__context_heads(c, o, cu, 1, a->format, true, result);
 }
 
 /* Compares the calls of all ranks before the first exchange. If one rank fails, all ranks fail. `result` is this rank's
- * result so far. *compared: the calls were compared. */
+ * result so far. *compared becomes true if the calls were compared. */
 static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attn_desc *d,
                                    te_result result, bool *compared) {
     te_group *const groups[2] = {c->heads, c->ring};

@@ -27,8 +27,8 @@ static int te__batch_dim(const te_tensor *x, const te_cp_batch *b, const char *w
     }
     return dim;
 }
-/* Returns the map that reorders the rows of the whole batch, which has `part` times the rows of x. `part` 1: from
- * sequence order to rank order; else the reverse. */
+/* Returns the map that reorders the rows of the whole batch, which has `part` times the rows of x. If `part`
+ * is 1, the map leads from sequence order to rank order, else from rank order to sequence order. */
 static te_tensor *te__batch_map(const te_tensor *x, const te_cp_batch *b, int dim, int ranks, int part) {
     te__context_order order = te__context_order_of(ranks, 1, part == 1);
     const int64_t sequences = dim == 1 ? x->shape[0] : 1;
@@ -121,7 +121,7 @@ TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t 
 /* ---- padding ---- */
 
 /* Returns cu_seqlens as *n + 1 numbers in host memory; the caller frees them. *n becomes the number of sequences.
- * Checks that they have at most `tokens` tokens in total. NULL after an error. */
+ * Checks that the sequences have at most `tokens` tokens in total. NULL after an error. */
 static int32_t *te__batch_starts(te_tensor *cu, int64_t tokens, int64_t factor, const char *who, int64_t *n) {
     te_ctx *te = cu->te;
     int32_t *host;

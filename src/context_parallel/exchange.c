@@ -109,8 +109,8 @@ static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t
     int64_t shape[3] = {a, b, numel / te__max(1, a * b)};
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
 }
-/* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of c->heads, H / ranks, d]. `back`: the
- * reverse. cu[i] has each sequence's first token, counting padding. */
+/* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of c->heads, H / ranks, d]. If `back` is
+ * true, does the reverse. cu[i] has each sequence's first token, counting padding. */
 static te_result te__context_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
                                    te_qkv_format format, bool back, te_result result) {
     const int ranks = te__group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
@@ -169,7 +169,7 @@ static te_result te__context_pass(te_group *group, te_tensor *const out[2], te_t
     return result;
 }
 /* Returns a failure on all ranks if `result` is a failure on any rank. Without group->refuse, ranks cannot tell each
- * other; then returns `result`. */
+ * other of failures; in this case returns `result`. */
 static te_result te__context_agree(te_group *group, te_result result) {
     if (te__is_alone(group) || !group->refuse) return result;
     return result == TE_OK ? te_barrier(group) : te__refuse(group, TE__BARRIER, result);

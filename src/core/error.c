@@ -112,8 +112,8 @@ static te_result te__refuse_hook(te_ctx *te, const char *what) {
                     what);
 }
 
-/* Returns whether this process is a forked child of the context's process. The context's threads and the driver's state
- * do not exist there. */
+/* Returns whether this process is a forked child of the context's process. In such a child, the context's threads and
+ * the driver's state do not exist. */
 static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
 static te_result te__refuse_fork(te_ctx *te) {
     if (!te__is_forked(te)) return TE_OK;

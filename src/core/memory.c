@@ -134,7 +134,7 @@ static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
     te->pool.stats.reserved -= capacity;
 }
 
-/* Takes back a released block, and the reference to `used`. Another stream may use the block until that event. */
+/* Takes back a released block, and the reference to `used`. Another stream may use the block until the event `used`. */
 static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *used) {
     te__pool *pool = &te->pool;
     te__free_block *b;
@@ -185,8 +185,8 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     if (!data) data = te__pool_take(pool, &want);
     if (!data) {
         data = te->device->alloc(te, want);
-        if (!data) { /* Gives the cached blocks back to the device. A capture need not wait: te_graph_begin has
-                      * waited */
+        if (!data) { /* Gives the cached blocks back to the device, which must be idle. In a capture it is idle,
+                      * because te_graph_begin has waited for it */
             if (!te->capture) te->device->synchronize(te);
             te__pool_reclaim(te, true);
             te__pool_trim(te);
@@ -256,8 +256,8 @@ static te__arena *te__arena_create(te_ctx *te) {
 static void te__arena_drop(te_ctx *te, te__arena *a) {
     if (a && --a->refs == 0) te__free(te, a);
 }
-/* Closes the arena of a graph that is being destroyed. The device must be idle. Blocks in use later go to the context's
- * pool. */
+/* Closes the arena of a graph that is being destroyed. The device must be idle. A block that is still in use goes to
+ * the context's pool when it is released. */
 static void te__arena_close(te_ctx *te, te__arena *a) {
     int i;
     if (!a) return;

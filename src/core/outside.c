@@ -21,8 +21,8 @@ enum {
     TE__OUTSIDE_COUNT
 };
 
-/* Sets the error for an id out of range. `which` is a TE__OUTSIDE_ constant. `seen`: `first` is one of first->count ids
- * that kernels of earlier calls have found; else this call has found it. */
+/* Sets the error for an id out of range. `which` is a TE__OUTSIDE_ constant. If `seen` is true, kernels of
+ * earlier calls have found first->count such ids, and `first` is one of them. Otherwise this call has found `first`. */
 static te_result te__outside_fail(te_ctx *te, int which, const te__outside *first, bool seen) {
     static const char *const names[TE__OUTSIDE_COUNT][3] = {
 #define TE__OUTSIDE_NAMES(op, ids, range) {#op, ids, range},

@@ -1,5 +1,5 @@
 /* core/rooms.c: gives each room (code above core/ with state in a context) its state, and calls the functions of all
- * rooms at an event. This file must not depend on which rooms exist. */
+ * rooms at an event such as the end of a backward pass. This file must not depend on which rooms exist. */
 
 /* Returns the state that a room keeps in this context. `slot` identifies the room in the table of open.c. */
 static void *te__slot_of(const te_ctx *te, const te__slot *slot) {
@@ -32,8 +32,8 @@ static te_result te__undo_step(te_ctx *te) {
         if (te->rooms[i]->step_undone) result = te->rooms[i]->step_undone(te);
     return result;
 }
-/* Tells each te__room that a function takes x as an input, in the first call of a checkpointed function only. x may be
- * NULL. */
+/* Tells each te__room that a function takes x as an input. Does nothing outside of the first call of a checkpointed
+ * function. x may be NULL. */
 static void te__tell_read(te_ctx *te, te_tensor *x) {
     int i;
     for (i = 0; te->tape.hidden_no_grad && i < te->num_rooms; i++)

@@ -78,7 +78,8 @@ typedef struct te__buffer {
     int num_writes, cap_writes;
 } te__buffer;
 
-/* A released block of the pool: in the list of its capacity, or in `pending` while another stream uses the block. */
+/* A released block of the pool. The block is in the list of its capacity (te__pool.lists), or in te__pool.pending while
+ * another stream uses the block. */
 typedef struct te__free_block {
     void *data;
     struct te__free_block *next;
@@ -97,8 +98,8 @@ typedef struct te__pool {
     te_memory_stats stats;
 } te__pool;
 
-/* The device memory of a graph. Free blocks stay in the arena, because each launch may write them. The arena outlives
- * the graph while it has buffers. */
+/* The device memory of a graph. Free blocks stay in the arena, because each launch may write them. If buffers of
+ * the arena are still alive when the graph is destroyed, the arena outlives the graph. */
 typedef struct te__arena {
     int refs; /* one for the graph, and one for every living buffer of the arena */
     bool open; /* the graph still exists */
@@ -107,7 +108,7 @@ typedef struct te__arena {
     te__pool pool;     /* only `lists` and `spare` are used */
 } te__arena;
 
-/* The copy of a buffer in host memory, for tape nodes that have saved tensors in it (tape/offload.c). */
+/* The copy of a buffer in host memory, for tape nodes that have saved tensors in the buffer (tape/offload.c). */
 typedef struct te__offloaded {
     struct te__offloaded *older, *newer; /* neighbours in a list, sorted by the time of the last save of the buffer by a
                                           * tape node */
@@ -192,7 +193,8 @@ typedef struct te__launch {
     unsigned cluster; /* blocks of a cluster along x; 0: no clusters */
     bool cooperative; /* all blocks must run at once, because they wait for each other (te_grid_wait); else the launch
                        * fails */
-    bool follows;     /* the kernel waits for the previous kernel itself (te_follow), so it may start early */
+    bool follows;     /* the kernel itself waits for the previous kernel (te_follow), so it may start before that
+                       * kernel ends */
     void *function;   /* cuda/launch.c: the kernel, once it is loaded */
     void *args; /* the kernel's argument struct */
     uint32_t args_bytes;
@@ -320,8 +322,8 @@ typedef struct te__node {
     void (*release)(te_ctx *te, void *state); /* or NULL */
     bool takes_quantized; /* the backward function accepts quantized gradients; if false, they are decoded first */
     te_saved_tensors_hooks hooks; /* the hooks that made `packed` */
-    void **packed;                /* a handle from the hooks for each saved tensor, or NULL if not packed. `packed` is
-                                   * NULL without hooks */
+    void **packed;                /* for each saved tensor a handle from the hooks, or NULL if the tensor is not packed.
+                                   * Without hooks, `packed` itself is NULL */
     te__packed_as *packed_as;
 } te__node;
 
@@ -342,7 +344,8 @@ typedef struct te__tape {
     int outer_no_grad[TE__MAX_GRAD_REGIONS], num_grad_regions; /* for each open region of te_enable_grad_begin, the
                                                                 * value of no_grad outside of it */
     int plays; /* the number of calls of te_backward that have not returned yet */
-    uint64_t passes; /* the backward passes for which data_parallel/sharding.c has marked variables (te__var.pass) */
+    uint64_t passes; /* the number of backward passes for which data_parallel/sharding.c has marked variables
+                      * (te__var.pass) */
     te_saved_tensors_hooks hooks[TE__MAX_HOOKS]; /* the hooks of the open regions of te_saved_tensors_begin */
     int num_hooks;
     te__var **fresh; /* leaves that got their first gradient in the current te_backward (references) */
@@ -454,7 +457,7 @@ typedef struct te__room {
                                                     * failed */
     void (*reads)(te_ctx *te, te_tensor *x);       /* called when a function takes x as an input in the first call of a
                                                     * checkpointed function; x may be NULL */
-    /* called when an outermost te_backward begins at the `count` tensors y; s holds its nodes */
+    /* called when an outermost te_backward begins to play the nodes of s, from the `count` tensors y on */
     void (*backward_begins)(te_ctx *te, const te__segment *s, te_tensor *const *y, int count);
     void (*backward_done)(te_ctx *te); /* called when the outermost te_backward has succeeded */
     /* Called when a backward pass ends. `result` is the pass's result. m is the module of a te_backward_dw, or NULL.
@@ -476,7 +479,8 @@ struct te_ctx {
     te_allocator host_allocator, device_allocator;
     char device_name[16];
     const te__device *device;
-    int regions; /* the open te__device_enter calls. Each surrounds a forward, a backward or an optimizer step */
+    int regions; /* the number of te__device_enter calls that te__device_leave has not ended yet. Each such pair of
+                  * calls surrounds a forward, a backward or an optimizer step */
     te__cuda *cuda;       /* NULL on the CPU */
     te__threads *threads; /* NULL: one thread */
     int cpu_threads;

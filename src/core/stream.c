@@ -52,8 +52,8 @@ static te_result te__event_record(te__event *e, te__stream *s) {
     e->awaited = false;
     return TE_OK;
 }
-/* Makes work queued on `s` later wait for the event; the host does not wait. Does nothing in a capture: te_graph_begin
- * has waited for all events. */
+/* Makes later work on `s` wait for the event; the host does not wait. Does nothing in a capture: te_graph_begin has
+ * waited for all events. */
 static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     te_result result;
     if (!e || !e->pending || e->stream == s || (!s && e->awaited) || te->capture) return TE_OK;
@@ -120,10 +120,11 @@ static te_result te__streams_synchronize(te_ctx *te) {
 
 /* ---- pinned host memory ---- */
 
-/* Returns a block of pinned memory with at least `bytes` bytes, for te__pinned_give later. On failure returns NULL and
- * sets the error.
+/* Returns a block of pinned memory with at least `bytes` bytes. The caller must give the block back (te__pinned_give).
+ * On failure returns NULL and sets the error.
  * Blocks are reused, because allocating pinned memory is slow and waits for the device.
- * An earlier copy of the block may still be running. Later copies wait for it; the host waits in te__pinned_wait. */
+ * An earlier copy from or to the block may still be running. Later copies wait for that copy. The host must call
+ * te__pinned_wait before it reads or writes the block. */
 static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     te__pinned *p, *best = NULL;
     for (p = te->pinned; p; p = p->next)

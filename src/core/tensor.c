@@ -103,7 +103,7 @@ static void te__touch(te_tensor *x) {
 }
 
 /* Writes addresses of pointers to plain tensors into `slot`, and returns their number. These tensors hold the value of
- * *x. If *x is plain, slot[0] is x. If *x is quantized, pointers may be NULL. */
+ * *x. If *x is plain, slot[0] is x. If *x is quantized, some of the pointers *slot[i] may be NULL. */
 static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
     slot[0] = x;
     return (*x)->form ? (*x)->form->parts(*x, slot) : 1;
@@ -210,7 +210,8 @@ static void te__drop(te_tensor *x) {
         }
 }
 
-/* The largest number of elements of a tensor: its bits fit into an int64_t, even with 64-bit elements. */
+/* The largest number of elements of a tensor. The number of bits then fits into an int64_t, even with 64-bit
+ * elements. */
 #define TE__MAX_ELEMENTS (INT64_MAX >> 7)
 
 /* Returns a tensor without memory, which belongs to the innermost scope. */

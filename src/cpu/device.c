@@ -95,7 +95,8 @@ static te_result te__cpu_graph_launch(te_ctx *te, te_graph *g) {
     return result;
 }
 
-/* Creates a stream or an event: NULL, because nothing waits. On the CPU a copy is done when its call returns. */
+/* Creates a stream or an event. The handle is NULL, because nothing ever waits: on the CPU a copy is done when its call
+ * returns. */
 static te_result te__cpu_handle(te_ctx *te, void **handle) {
     *handle = NULL;
     return te__refuse_fork(te);

@@ -30,7 +30,7 @@ static void te__threads_work(te__threads *t) {
 static void te__threads_main(void *arg) {
     te__threads *t = (te__threads *)arg;
     uint64_t seen = 0;
-    /* a new thread has the floating-point mode of its creator; te.h needs its own */
+    /* a new thread has the floating-point mode of its creator; te.h sets the mode that it needs */
     te__floats_begin();
     te__mutex_lock(&t->mutex);
     for (;;) {

@@ -10,7 +10,8 @@ static int64_t te__truncate(float f, te_dtype dtype) {
     return f <= -9223372036854775808.0f ? INT64_MIN : f >= 9223372036854775808.0f ? INT64_MAX : (int64_t)f;
 }
 
-/* Each entry is X(dtype, C type, p[i] as f32, in[i] as the dtype). f32 is copied. e2m1 has two elements in a byte. */
+/* Each entry is X(dtype, C type, p[i] as f32, in[i] as the dtype). f32 and e2m1 have no entry: f32 is only
+ * copied, and e2m1 has two elements in a byte. */
 #define TE__ROW_LIST(X)                                                       \
     X(TE_F16, uint16_t, te__f16_to_f32(p[i]), te__f32_to_f16(in[i]))          \
     X(TE_BF16, uint16_t, te__bf16_to_f32(p[i]), te__f32_to_bf16(in[i]))       \

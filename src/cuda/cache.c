@@ -235,7 +235,7 @@ typedef struct te__cache_lock {
 } te__cache_lock;
 
 /* Acquires the lock of a key. The owner compiles the kernel; other processes wait here, then read the cache. Without
- * working locks, processes may compile the same kernel. */
+ * working locks, several processes may compile the same kernel. */
 static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key, te__cache_lock *l) {
     double end = te__time_now() + (double)TE__CACHE_PATIENCE;
     te__text folder = TE_ZERO;

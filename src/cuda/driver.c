@@ -123,7 +123,8 @@ typedef struct te__driver {
 
 static te__driver te__cu; /* its functions may be called only after te__driver_open has returned TE_OK */
 static te__mutex te__driver_mutex = TE__MUTEX_INIT;
-static int te__driver_forks; /* te__forks when the driver was opened: a forked child cannot use the driver */
+static int te__driver_forks; /* the value of te__forks when the driver was opened. In a forked child,
+                             * te__forks is larger and the driver cannot be used */
 
 enum { TE__DRIVER_MIN = 12000 };
 
@@ -679,8 +680,8 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
  * dims[rank] and box[rank] are in elements, innermost dimension first.
  * strides_bytes[rank - 1] are the strides of the outer dimensions.
  * swizzle_bytes is 0, 32, 64 or 128.
- * L2 fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), or 128 bytes if rows may start off a multiple of
- * 32 bytes (tests/bench/notes.md).
+ * L2 fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), or 128 bytes if the address of a row may not be
+ * a multiple of 32 bytes (tests/bench/notes.md).
  * Maps are cached, because encoding a map takes host time. */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank,
                                      const uint64_t *dims, const uint64_t *strides_bytes, const uint32_t *box,

@@ -26,8 +26,8 @@ static void te__plan_describe(const te__plan *p, te_explanation *out) {
     snprintf(out->why, sizeof(out->why), "%s", p->why);
 }
 
-/* Plans a call and describes the plan in `out`. The args are already checked. `sm` is an architecture such as 80, which
- * needs no GPU; 0 means the context's GPU. */
+/* Plans a call and describes the plan in `out`. The args are already checked. `sm` is an architecture such as 80:
+ * then no GPU is needed. 0 means the context's GPU. */
 static te_result te__cuda_explain(te_ctx *te, const te__op_info *op, const void *args, int sm, te_explanation *out) {
     te__plan plan;
     te_result result;

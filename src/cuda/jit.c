@@ -48,16 +48,16 @@ typedef struct te__jit_entry {
     unsigned shared_bytes; /* the current limit of dynamic shared memory of `function`, in bytes */
 } te__jit_entry;
 
-/* The number of te_ctx contexts that use a CUcontext. The last one unloads the modules, because a later CUcontext may
- * have the same address. */
+/* The number of te_ctx contexts that use a CUcontext. When the last of them closes, the modules are unloaded. Otherwise
+ * te__jit_table could return them for a later CUcontext with the same address. */
 typedef struct te__jit_user {
     struct te__jit_user *next;
     te__cu_handle context;
     int count;
 } te__jit_user;
 
-/* Up to this dynamic shared memory, in bytes, no function attribute is set. Without it the driver allows 48 KB, static
- * memory included. */
+/* TE__SHARED_FREE: for at most this many bytes of dynamic shared memory, no function attribute is set. Without the
+ * attribute the driver allows 48 KB of shared memory, static memory included. */
 enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 };
 
 static te__mutex te__jit_mutex = TE__MUTEX_INIT;
@@ -150,7 +150,8 @@ static bool te__jit_enter(te__cu_handle context) {
     return u != NULL;
 }
 
-/* Removes one user of a CUcontext, which must be current. The last one unloads the modules of the CUcontext. */
+/* Removes one user of a CUcontext, which must be current. If no user is left, unloads the modules of the
+ * CUcontext. */
 static void te__jit_leave(te__cu_handle context) {
     te__jit_user **at, *u;
     te__mutex_lock(&te__jit_mutex);

@@ -87,8 +87,8 @@ static void te__cuda_drop_options(te__plan *p) {
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
-/* Queues the launches of the plan on te's stream. A plan with a missing kernel waits in cuda/queue.c, or for the
- * compilation. te's CUcontext must be current. */
+/* Queues the launches of the plan on te's stream. If a kernel is missing, the plan waits in the queue of
+ * cuda/queue.c, or this function waits for the compilation. te's CUcontext must be current. */
 static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
     te_result result = TE_OK;
     te__cuda_drop_options(p);

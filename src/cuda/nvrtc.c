@@ -104,7 +104,7 @@ static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
 
 /* Writes the compilation target for a GPU of architecture `sm`: a cubin such as "sm_90a", or PTX such as "compute_90"
  * if the GPU is newer than NVRTC.
- * `n` is NULL without NVRTC. Then the target is a cubin, to be searched in the disk cache.
+ * `n` is NULL without NVRTC. In that case the target is a cubin, to be searched in the disk cache.
  * Returns false if NVRTC has no suitable architecture. */
 static bool te__nvrtc_arch(const te__nvrtc *n, int sm, char *name, size_t size) {
     int i, best = 0;

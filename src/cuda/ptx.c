@@ -1,7 +1,7 @@
 /* cuda/ptx.c: the embedded PTX of kernels marked te:baseline, for machines without NVRTC. This file depends on text
  * functions only. */
 
-/* The PTX of one kernel. All kernels have much in common, so their PTX is packed as one text. */
+/* The PTX of one kernel. The PTX of different kernels has much in common, so all of it is compressed as one text. */
 typedef struct te__baseline {
     const char *kernel;      /* "norm/norm_fwd" */
     const char *text_digest; /* te__unit_digest of its source */
@@ -11,8 +11,9 @@ typedef struct te__baseline {
 
 /* ---- embedded PTX --------------------------------------------------------------------------------------------
  *
- * tools/te_ptx.c writes this text. Each number of a register or label is replaced by its signed difference from the
- * previous number of that kind, as in "%f+1" or "%rd-12". Equal code then has equal text, which compresses better. */
+ * tools/te_ptx.c writes the text: PTX in which each number of a register or label is replaced by its signed difference
+ * from the previous number of that kind, as in "%f+1" or "%rd-12". Equal code then has equal text, which compresses
+ * better. */
 
 static const char *const te__ptx_kinds[] = {"%r", "%rd", "%rs", "%f", "%fd", "%p", "$L__BB0_"};
 

@@ -126,7 +126,8 @@ static void te__queue_worker(void *user) {
     te__mutex_unlock(&q->mutex);
 }
 
-/* Returns the order (request to compile) for this launch's kernel, which may be new. NULL if memory runs out. */
+/* Returns the order (request to compile) for this launch's kernel. Makes a new order if there is none. Returns NULL if
+ * memory runs out. */
 static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *l) {
     te__jit_order *o, **end = &q->orders;
     for (; (o = *end) != NULL; end = &o->next)
@@ -192,7 +193,8 @@ static te_result te__queued_send(te_ctx *te, te__queued *e) {
  * te's CUcontext must be current. */
 static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
     te_result first_failure = TE_OK;
-    /* A log function that is called below may call te_ok, which calls te__queue_settle. */
+    /* A log function that is called below may call te_ok, which calls te__queue_settle. That call does nothing while
+     * q->sending is true. */
     q->sending = true;
     while (q->first) {
         te__queued *e = q->first;

@@ -1,8 +1,8 @@
 /* cuda/stream.c: the functions of te__device for other streams than the context's own, for events and for pinned
  * memory. This file must not depend on kernels.
  *
- * Launches that wait for their kernels (cuda/queue.c) come before an event is recorded on the context's own stream, and
- * before that stream waits for an event. */
+ * Launches that wait for their kernels (cuda/queue.c) are sent to the context's own stream before an event is recorded
+ * on this stream, and before the stream waits for an event. */
 
 /* Returns the driver's handle of a stream. If s is NULL, returns the context's own stream, after launching everything
  * that waits for its kernel. */

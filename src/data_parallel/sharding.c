@@ -84,7 +84,8 @@ static te_result te__unit_move(te_tensor *x, te_tensor *out, float factor) {
     return a.x && a.out ? te_op_axpby(x->te, &a) : te_error_code(x->te);
 }
 /* Returns one f32 vector of all gradients; a missing gradient counts as zeros.
- * Then follows one number per parameter: 1 if this rank has a gradient, else 0. The all-reduce counts these ranks.
+ * Behind the gradients, the vector has one number per parameter: 1 if this rank has the gradient, else 0. So the
+ * all-reduce also counts the ranks that have the gradient.
  * Sets *lacks if this rank lacks a gradient. */
 static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor **grads, bool *lacks) {
     te_tensor *flat = te__empty_1d(te, TE_F32, p->numel + p->n);
@@ -106,8 +107,8 @@ static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor 
     }
     return result == TE_OK ? flat : NULL;
 }
-/* Stores the summed gradients, times `factor`, as gradients of the parameters. A gradient is created if only other
- * ranks have it. */
+/* Stores the summed gradients, times `factor`, as gradients of the parameters. If only other ranks have the gradient
+ * of a parameter, creates it on this rank. */
 static te_result te__unit_spread(te__dp_unit *u, const te__unit_params *p, te_tensor *flat, te_tensor **grads,
                                  bool lacks, float factor) {
     te_ctx *te = u->module->te;
@@ -170,8 +171,8 @@ static te_result te__unit_exchange(te__dp_unit *u) {
     return result;
 }
 
-/* Marks the variables that a backward pass from the `count` tensors y can reach. The marks outlive a failed pass, and
- * tell which ranks must be informed. */
+/* Marks the variables that a backward pass from the `count` tensors y can reach. The marks stay after a failed pass.
+ * They tell te__units_exchange which models the pass could reach: the other ranks of such a model must be informed. */
 static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y, int count) {
     const uint64_t pass = ++te->tape.passes;
     int i, k;
@@ -204,8 +205,9 @@ static bool te__units_are_deferred(const te_module *root) {
     while (d && !te__scaling_below(d->owner, root)) d = d->next;
     return d != NULL;
 }
-/* Exchanges the gradients at the end of a backward pass. If the pass has reached one unit of a model, exchanges all its
- * units, because other ranks may have reached others. After a failure, informs the ranks of the failed model. */
+/* Exchanges the gradients at the end of a backward pass. If the pass has reached one unit of a model, exchanges the
+ * gradients of all units of the model, because other ranks may have reached other units.
+ * After a failure, informs the ranks of the failed model. */
 static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result result) {
     te__dp_unit *u, *other;
     if (te->warming) return result;
@@ -368,8 +370,7 @@ static bool te__is_multimodal(const char *name) {
         if (strcmp(name, names[i]) == 0) return true;
     return false;
 }
-/* Visits the multimodal towers and projectors below m, each with all modules below it. Does not search inside of
- * them. */
+/* Visits the multimodal towers and projectors below m, each with all modules below it. */
 static void te__units_multimodal(te__unit_walk *w, te_module *m) {
     int i;
     for (i = 0; i < m->num_children; i++) {
@@ -521,7 +522,7 @@ static te_result te__stage_check(te_module *stage, const te_stage_backward_desc 
         "te_stage_backward: %d outputs, and stage_outputs %s; the tensors that the forward has made are needed",
         d->num_outputs, d->stage_outputs ? "has a NULL" : "is NULL");
 }
-/* Computes the backward passes of a stage that is one unit, one per output. Exchanges the gradients once, at the end,
+/* Computes the backward passes, one per output, of a stage that is one unit. Exchanges the gradients once, at the end,
  * and only if d->last_backward is true. */
 static te_result te__stage_run_whole(te_module *stage, te__dp_unit *u, const te_stage_backward_desc *d) {
     const te_fsdp_state before = u->state;

@@ -45,8 +45,8 @@ typedef long long te_i64;
 // Write the call as a statement of its own at the top level of a kernel. Before the call, the kernel must not access
 // device memory other than its arguments.
 // Afterwards, a kernel of at most 64 blocks lets the next kernel start. A larger kernel does so only at its end,
-// because waiting blocks slow down running ones (tests/bench/notes.md). The next kernel then waits for this one, so the
-// order stays safe.
+// because waiting blocks slow down running ones (tests/bench/notes.md). The next kernel waits for this kernel in its
+// own te_follow, so the order stays safe.
 TE_DEV void te_follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

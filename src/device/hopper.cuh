@@ -38,8 +38,8 @@ TE_DEV te_u32 te_cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
-// Waits for all threads of the cluster. Publishes no writes except mbarriers after te_mbar_init_done(). Publishing all
-// writes would cost a fence for the whole device.
+// Waits for all threads of the cluster. Makes no writes visible to other blocks, except those of te_mbar_init if
+// te_mbar_init_done was called before. Making all writes visible would cost a fence for the whole device.
 TE_DEV void te_cluster_meet() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
@@ -53,7 +53,7 @@ TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {
     return r;
 }
 // Arrives at an mbarrier of another block; `bar` is from te_cluster_at. TMA and wgmma accesses that this thread has
-// waited for come before the arrival. Its own writes to other blocks may come later.
+// waited for come before the arrival. The thread's own writes to other blocks may come later.
 TE_DEV void te_mbar_arrive_there(te_u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
@@ -210,7 +210,7 @@ TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
 //             advances 32 bytes along k.
 //   MN-major  (16-bit types) A tile has one row for each k, with 64 elements along m or n. 8 rows form an atom.
 //             group_bytes is the distance to the next 64 elements of m or n. Adding 128 to the descriptor advances 16
-//             along k.
+//             rows along k.
 
 TE_DEV te_u64 te_wgmma_desc(te_u32 tile, int group_bytes) {
     return (te_u64)((tile & 0x3ffff) >> 4) | (te_u64)(group_bytes >> 4) << 16 | (te_u64)(1024 >> 4) << 32 |

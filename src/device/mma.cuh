@@ -8,8 +8,8 @@
 //   B  b[0] (column g,  word t)       b[1] (column g,  word t + 4)
 //   D  d[0] (row g, column 2t)        d[1] (row g, column 2t + 1)
 //      d[2] (row g + 8, column 2t)    d[3] (row g + 8, column 2t + 1)
-// ldmatrix loads exactly these words if the 16-byte rows in shared memory run along k. For rows along m or n,
-// ldmatrix.trans does, with 16-bit elements only.
+// ldmatrix loads exactly these words if the 16-byte rows in shared memory run along k. If the rows run along m
+// or n, ldmatrix.trans loads these words; this works for 16-bit elements only.
 #pragma once
 #include "device/base.cuh"
 
@@ -107,9 +107,8 @@ TE_DEV te_u32 te_tf32(te_u32 f) {
 // Converts two of four FP8 codes to f16: the lower two if half is 0, else the upper two. Exact: both FP8 formats are
 // subsets of f16.
 TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
-    te_u32 r = __byte_perm(codes, 0, half ? 0x3424 : 0x1404); // each code becomes the upper byte of an f16: right for
-                                                              // E5M2
-                                                              // right for E5M2
+    // Each code becomes the upper byte of an f16. For E5M2 this is the result.
+    te_u32 r = __byte_perm(codes, 0, half ? 0x3424 : 0x1404);
     if (dt == TE_F8E5M2) return r;
 #if TE_HAS_FP8_CVT
     asm("{ .reg .b16 l, h;\n"
@@ -118,8 +117,8 @@ TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
         : "=r"(r)
         : "r"(half ? codes >> 16 : codes));
 #else
-    // Moves the E4M3 bits S.EEEE.MMM to S.0EEEE.MMM0000000: as f16, the value times 2^-8, also for denormals.
-    // S.1111.111 is NaN.
+    // Moves the E4M3 bits S.EEEE.MMM to S.0EEEE.MMM0000000. Read as f16, the moved bits are the value times 2^-8, also
+    // for denormals. S.1111.111 is NaN.
     te_u32 nan = ((r & 0x7f007f00u) + 0x01000100u) & 0x80008000u;
     r = (r & 0x80008000u) | ((r & 0x7f007f00u) >> 1);
     asm("mul.f16x2 %0, %0, %1;" : "+r"(r) : "r"(0x5c005c00u));

@@ -1,8 +1,8 @@
 // device/vector.cuh: loads and stores of 4 or 8 neighbouring elements of a row, and registers in the stored format.
 // This file must not depend on the operation.
 //
-// Elements are converted when they are used. Packed 16-bit elements take half the registers, at one instruction per
-// element.
+// Elements are converted when they are used. Until then, packed 16-bit elements take half as many registers as f32.
+// The conversion costs one instruction per element.
 #pragma once
 #include "device/base.cuh"
 
@@ -116,7 +116,7 @@ template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_zero() {
     for (int j = 0; j < te_raw<FORMAT>::words; j++) r.w[j] = 0;
     return r;
 }
-// Loads eight elements of format dt. FORMAT is dt, or TE_F32: then the load converts.
+// Loads eight elements of format dt. FORMAT is dt, or TE_F32. With TE_F32 the load converts to f32.
 template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load(const void *p, te_i64 i, int dt) {
     te_raw<FORMAT> r;
     if constexpr (FORMAT != TE_F32) {
@@ -177,8 +177,8 @@ template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
         for (int j = 0; j < te_raw<FORMAT>::words; j++) asm volatile("" : "+r"(r[i].w[j]));
 }
 
-// Keeps the compiler from moving earlier loads down past this call. Loads right before their first use would wait for
-// one another.
+// Keeps the compiler from moving earlier loads down past this call. If each load came right before its first use, it
+// would start only after the previous load had ended.
 TE_DEV void te_loads_go_first() { asm volatile("" ::: "memory"); }
 
 // ---- maxima ---------------------------------------------------------------------------------------------------------

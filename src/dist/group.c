@@ -25,7 +25,7 @@ struct te_group {
     te_group_desc is;
     char *name; /* the memory of is.name */
     /* Takes part in a collective with an error code instead of a tensor, so that the other ranks fail. `peer` is a
-     * te_send's destination or a te_recv's source. May be NULL. */
+     * te_send's destination or a te_recv's source. `refuse` may be NULL. */
     void (*refuse)(void *user, te_ctx *te, te__collective kind, int peer, te_result code);
     te__closable closable;
 };
@@ -88,8 +88,8 @@ TE_API int te_group_size(const te_group *group) { return te__group_size(group); 
 
 /* ---- collectives ---- */
 
-/* Checks that x belongs to the group's context and has plain contiguous memory. For NULL, fails without an error: the
- * call that returned NULL has set one. */
+/* Checks that x belongs to the group's context and has plain contiguous memory. If x is NULL, fails without
+ * setting an error, because the call that returned NULL has set one. */
 static te_result te__want_shared(te_group *group, te__collective kind, const char *name, const te_tensor *x) {
     te_ctx *te;
     te_result r;
@@ -144,8 +144,8 @@ static te_result te__refuse_peer(te_group *group, te__collective kind, int peer,
 static te_result te__refuse(te_group *group, te__collective kind, te_result code) {
     return te__refuse_peer(group, kind, -1, code);
 }
-/* Returns whether there is nothing to exchange: the group has one rank, or the call is a warm-up. Ranks warm up at
- * different times. */
+/* Returns whether there is nothing to exchange: the group has one rank, or the call is a warm-up. A warm-up exchanges
+ * nothing, because ranks warm up at different times. */
 static bool te__is_alone(const te_group *group) { return !group || group->is.size == 1 || group->te->warming; }
 
 /* Checks that a collective may be called in the current capture: it must only queue work on the stream. Makes the graph
@@ -411,8 +411,8 @@ static te_result te__group_texts(te_group *group, const unsigned char own[TE__CO
     te_tensor *x, *out;
     te_result result;
     te__frame_begin(te);
-    /* An error of an earlier kernel must appear before the exchange, so that all ranks fail. Later, only this rank
-     * would fail. */
+    /* An error of an earlier kernel must appear before the exchange, so that all ranks fail. If it appeared later, only
+     * this rank would fail. */
     result = te->device->synchronize(te);
     x = result == TE_OK ? te_tensor_from_host(te, TE_U8, 1, &bytes, own) : NULL;
     bytes *= group->is.size;
@@ -454,8 +454,8 @@ static te_result te__group_compare(te_group *group, const char *what, te_result 
 
 /* ---- aborting ---- */
 
-/* Does not write to the context, because another thread may be inside a collective of this group. Only a group without
- * an abort function sets an error. */
+/* Sets an error only if the group has no abort function. Otherwise does not write to the context, because another
+ * thread may be inside a collective of this group. */
 TE_API te_result te_group_abort(te_group *group, const char *reason) {
     if (!group || group->is.size == 1) return TE_OK;
     if (te__is_forked(group->te)) return TE_ERR_STATE;

@@ -36,8 +36,8 @@ typedef struct te__mailbox {
     int skip; /* the number of future messages to drop, because their receives have already failed */
 } te__mailbox;
 
-/* The event that a rank waits for: none, a meeting of all ranks, or a message. Waits of all ranks for one another end
- * with an error. */
+/* The event that a rank waits for: none, a meeting of all ranks, or a message. If all ranks wait for one another, the
+ * waits end with an error. */
 typedef enum te__wait_kind { TE__WAITS_NOT, TE__WAITS_MEETING, TE__WAITS_MESSAGE } te__wait_kind;
 typedef struct te__wait {
     te__wait_kind kind;
@@ -241,8 +241,8 @@ static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
     return true;
 }
 
-/* Ends all waits with an error if the ranks would wait for one another forever. Does nothing if one rank can continue
- * and so may still make the awaited call. All ranks of a collective must fail together. */
+/* Ends all waits with an error if the ranks would wait for one another forever. Does nothing if one rank can
+ * continue: that rank may still make the awaited call, and all ranks of a collective must fail together. */
 static void te__hub_find_stuck(te_thread_hub *hub) {
     char text[TE__WHY_TEXT];
     bool more = true;
@@ -352,7 +352,7 @@ static te__mail *te__mailbox_pop(te__mailbox *box) {
 }
 
 /* Waits for the next message from rank `from` to rank `to`; the caller frees the message. Returns NULL, and the reason
- * in `text`, if none will come. The sender may have left. */
+ * in `text`, if no message will come, for example because the sender has left. */
 static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text) {
     te__mailbox *box = te__hub_box(hub, from, to);
     te__wait *w = &hub->wait[to];

@@ -1,5 +1,5 @@
-/* dist/threads.c: the group whose ranks are threads of this process. It computes in host memory, in the order of the
- * ranks. This file must not depend on modules and recipes. */
+/* dist/threads.c: the group whose ranks are threads of this process. The group computes in host memory, in the order
+ * of the ranks. This file must not depend on modules and recipes. */
 
 /* ---- a rank of the thread group ---- */
 
@@ -115,8 +115,8 @@ static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_
     }
 }
 
-/* Reduces the elements `begin` to `end` - 1 over the te__post.data of all ranks, into this rank's. No two ranks work on
- * the same elements. */
+/* Reduces the elements `begin` to `end` - 1 of te__post.data over all ranks. Writes the result to post->data of this
+ * rank. No two ranks work on the same elements. */
 static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin, int64_t end) {
     te__floats floats = te__floats_begin();
     int64_t at;

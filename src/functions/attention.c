@@ -396,8 +396,8 @@ static te_result te__rotate_backward(te_ctx *te, const void *state, te_tensor *c
     args.rotated = from;
     return args.qkv ? te_op_qkv_rope_bwd(te, &args) : te_error_code(te);
 }
-/* Returns the packed projection x with rotated queries and keys. If `own` is true, x may be rotated in place: the node
- * of x does not need x. */
+/* Returns the packed projection x with rotated queries and keys. If `own` is true, x may be rotated in place: the tape
+ * node that made x does not need x. */
 static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                                  bool own) {
     te__qkv_state state;

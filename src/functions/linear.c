@@ -52,8 +52,9 @@ typedef struct te__linear_call {
     bool bias_grad_elsewhere; /* the node of the activation after this product computes the gradient of the bias */
     bool record_alone;        /* true: only records the tape node and does not run the product, because nobody reads
                                * y */
-    te_tensor *act_of, *act_bias; /* NULL unless x is the result of an activation without a tape node, in high
-                                   * precision: the input of that activation, and the bias that act_of includes */
+    te_tensor *act_of, *act_bias; /* NULL unless x is the high-precision result of an activation without a tape
+                                   * node. act_of: the input of that activation. act_bias: the bias that act_of
+                                   * includes, or NULL */
     te_epilogue act_epilogue;     /* epilogue that multiplies by the activation's derivative */
     int group;                      /* index of `weight` among the weights of the tape node; the weight is the node's
                                      * input number 1 + `group` */
@@ -153,8 +154,8 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
-/* Returns dy as the products dy W and dy^T x read it: quantized if needed, and gathered. Sets *db to the bias gradient,
- * computed from the unquantized dy as in TransformerEngine. */
+/* Returns dy as the products dy W and dy^T x read it: quantized if needed, and gathered from all ranks if needed. Sets
+ * *db to the bias gradient, computed from the unquantized dy as in TransformerEngine. */
 static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db,
                                          const bool *needs) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];
@@ -184,8 +185,8 @@ static te_tensor *te__quantize_as(te_tensor *x, te_dtype dtype, const te__quant_
     te_tensor *y = te__quant_empty(x->te, dtype, x->ndim, x->shape, spec, spec->usage, false);
     return y && te__quant_fill(y, x, spec, spec->usage, NULL) == TE_OK ? y : NULL;
 }
-/* Returns the format of a product's result that `spec` will quantize. Delayed scaling gives f32, so that the result is
- * rounded only once. Other recipes keep `dtype`, as in TransformerEngine. */
+/* Returns the format of a product's result that `spec` will quantize. With delayed scaling this is f32, so that the
+ * result is rounded only once, to FP8. With other recipes it is `dtype`, as in TransformerEngine. */
 static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) {
     return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype;
 }

@@ -68,8 +68,8 @@ static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_resul
 
 /* ---- quantized shards ---- */
 
-/* Returns true if the codes of the shards equal those of the whole tensor. No scaling block may extend into the next
- * rank's rows. A recipe with one scale per tensor also needs spec->group, which is not checked. */
+/* Returns true if the codes of the shards equal those of the whole tensor. This requires that no scaling block extends
+ * into the next rank's rows. A recipe with one scale per tensor also needs spec->group, which is not checked. */
 static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
     int64_t tile = spec->cls->form == TE__FORM_CODES ? spec->cls->shard_tile : 0;
     return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 &&
@@ -132,8 +132,8 @@ static void te__share_factor(te_tensor **to, te_tensor *from) {
     *to = te_tensor_retain(from);
 }
 
-/* Returns the whole tensor of a quantized shard, with the copies that `usage` names. te__copy_gathers must be true. If
- * the recipe has one scale per tensor, column-wise codes are made after the gather. */
+/* Returns the whole tensor of a quantized shard, with the copies that `usage` names. te__copy_gathers(x) must be true.
+ * If the recipe has one scale per tensor, column-wise codes are made after the gather. */
 static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int usage) {
     const te__quant_copy *first = te__first_copy(x);
     bool turned = first->cls->facts & TE__TENSOR_SCALED;

@@ -14,8 +14,8 @@ typedef struct te__hf_key {
     size_t offset;
 } te__hf_key;
 
-/* A missing key is stored as NAN, -1 or NULL, and so is null for most kinds. TE__HF_COUNT and TE__HF_CAP store null as
- * a value below, which no file can contain. */
+/* A missing key is stored as NAN, -1 or NULL. A JSON null is stored like a missing key, except for the kinds
+ * TE__HF_COUNT and TE__HF_CAP. These store TE__HF_NULL and TE__HF_NULL_CAP, which no number in a file can be. */
 #define TE__HF_NULL (-2)                    /* null of a TE__HF_COUNT */
 #define TE__HF_NULL_CAP ((double)-INFINITY) /* null of a TE__HF_CAP */
 

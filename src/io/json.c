@@ -105,8 +105,8 @@ static unsigned te__json_escape(te__json *j) {
     return 0x10000u + (((unsigned)high - 0xD800u) << 10) + ((unsigned)low - 0xDC00u);
 }
 
-/* Returns the number of bytes of the UTF-8 character at `text`. Returns 0 if the character is overlong, a surrogate, or
- * above U+10FFFF. */
+/* Returns the number of bytes of the UTF-8 character at `text`. Returns 0 if the bytes are not valid UTF-8, for example
+ * an overlong form, a surrogate, or a character above U+10FFFF. */
 static int te__utf8_length(const char *text) {
     const unsigned char *p = (const unsigned char *)text;
     int n = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : p[0] < 0xF5 ? 4 : 0, i;

@@ -508,7 +508,8 @@ static bool te__lm_is_possible(te__lm_config *c) {
 }
 
 static bool te__lm_sizes(te__lm_config *c, const te__lm_family *f, te_causal_lm_desc *d) {
-    /* A missing head_dim is computed from the number of heads. A null head_dim too, unless f->reads has a default. */
+    /* A missing head_dim is computed as hidden_size / num_attention_heads. So is a null head_dim, unless f->reads has a
+     * default for head_dim. */
     const bool computed = c->head_dim == -1 || (c->head_dim == TE__HF_NULL && !te__lm_names(f->reads, "head_dim"));
     if (!te__hf_count(&c->j, "vocab_size", c->vocab_size, 1) ||
         !te__hf_count(&c->j, "hidden_size", c->hidden_size, 1) ||

@@ -213,8 +213,8 @@ static bool te__hf_open_weights(te__hf_folder *f) {
 
 /* ---- files that te_hf_save takes along ---- */
 
-/* Reads the tokenizer and generation files into f->carried. When the model is saved, the folder may be gone, or may be
- * the one that is written. */
+/* Reads the tokenizer and generation files into f->carried. te_hf_open does this, not te_hf_save: when the model is
+ * saved, the folder may be gone, or te_hf_save may be writing to this same folder. */
 static bool te__hf_carry(te__hf_folder *f) {
     static const char *const names[] = {"generation_config.json",
                                         "tokenizer.json",

@@ -16,8 +16,8 @@ typedef struct te__lm_group {
 
 /* ---- patterns ---- */
 
-/* Returns true if `name` matches the pattern. Then *from and *length give the match of "@", and *number is that of
- * "*". */
+/* Returns true if `name` matches the pattern. Then *from and *length give the text that "@" stands for, and *number is
+ * the number that "*" stands for. */
 static bool te__lm_matches(const char *pattern, const char *name, const char **from, size_t *length, int64_t *number) {
     for (; *pattern && *pattern != '@' && *pattern != '*'; pattern++, name++)
         if (*pattern != *name) return false;

@@ -61,8 +61,8 @@ static bool te__has_no_graphs(void *user, te_module *m) {
     (void)user;
     return !m->graphed;
 }
-/* Checks that this tree may be changed: not inside a capture or a hook, and not if a module has graphs, which would
- * replay the old computation. */
+/* Checks that this tree may be changed. It may not be changed inside a capture or a hook. It may not be changed if a
+ * module has graphs, because graphs would replay the old computation. */
 static te_result te__lora_open(te_module *model, const char *who) {
     const te_module *up;
     bool graphed;
@@ -142,8 +142,8 @@ static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char 
                  c->desc->dim, chosen, path, c->desc->dim / chosen);
     return true;
 }
-/* Returns how many Linears of the experts module m match a name in c->names. If a name matches m itself, all of them
- * count. */
+/* Returns how many Linears of the experts module m match a name in c->names. If a name matches m itself, all
+ * Linears of m count. */
 static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     const int products = te__expert_products(m);
     char text[TE__TREE_PATH + 64], name[64];

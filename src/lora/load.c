@@ -36,8 +36,8 @@ static bool te__peft_refuse(te__peft *p, const char *key, const char *what) {
 
 /* ---- adapter_config.json ---- */
 
-/* Reads one key of alpha_pattern. peft tests re.match("(.*\\.)?(KEY)$", path). A path of the model is compared as text,
- * because te_lora_save does not escape paths. */
+/* Reads one key of alpha_pattern. peft tests re.match("(.*\\.)?(KEY)$", path). A key that is the path of a site of the
+ * model is compared as plain text instead, because te_lora_save writes paths without escaping them. */
 static bool te__peft_open_alpha(te__peft *p, const char *key, te__peft_alpha *to) {
     char expression[TE__PATTERN_LENGTH + 16], who[512];
     te__lora_site s;
@@ -344,7 +344,7 @@ static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
     return found;
 }
 /* Checks that tensor `e` of the file equals tensor `other` of the file or, if `other` is NULL, the model's parameter x.
- * Equality in either dtype is enough. */
+ * Values that are equal after a cast to the dtype of either tensor count as equal. */
 static bool te__peft_is_base(te__peft *p, const te_safetensors_entry *e, const te_safetensors_entry *other,
                              te_tensor *x) {
     te_tensor *value;
@@ -408,7 +408,8 @@ static bool te__peft_check_parameter(te__peft *p, const te_safetensors_entry *e,
                            e->name);
     return te__peft_value_fits(p, e, x);
 }
-/* Checks that the file has the parameters of m that are trained already, and all of them if modules_to_save names m. */
+/* Checks that the file has the parameters of m that are trained already. If modules_to_save names m, the file must have
+ * all parameters of m. */
 static bool te__peft_lacks_parameter(void *user, te_module *m) {
     te__peft *p = (te__peft *)user;
     const te__trained *t = te__trained_of(m);
@@ -540,7 +541,7 @@ static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *p
 /* Returns a site's LoRA rank in te.h divided by the rank in the file: 1 or 2. On failure returns 0.
  *
  * In te.h the gate and up Linears of an expert share one lora_A. If the file has two different ones, lora_A gets the
- * rows of both. Then each lora_B has zeros for the rows of the other Linear. */
+ * rows of both. Then each lora_B has zeros for the lora_A rows of the other Linear. */
 static int te__peft_ranks(te__peft *p, const te__lora_site *s, const char *path) {
     const bool gated = te__is_experts(s->owner) && te__first_proj(s->owner) == TE__GATE_PROJ;
     const int products = gated ? te__expert_products(s->owner) : 0;

@@ -2,8 +2,8 @@
  * Embedding, and the module classes that have a weight matrix. It must not depend on how adapters are chosen, or on
  * files on disk.
  *
- * A *site* is one weight matrix of a module; in a GroupedLinear or an experts module, all weight matrices together. The
- * module is the *owner* of the site.
+ * A *site* is one weight matrix of a module. In a GroupedLinear or an experts module, all weight matrices together are
+ * one site. The module is the *owner* of the site.
  * The *holder* of a site has the children lora_A and lora_B. The holder is the owner, except for LayerNormMLP, which
  * has two sites: there the holders are the children fc1 and fc2. */
 
@@ -142,7 +142,7 @@ typedef struct te__lora_site {
     int gemm; /* TE__FC1 or TE__FC2 in a LayerNormMLP; otherwise 0, because all other modules have one site */
 } te__lora_site;
 
-/* Returns the holder of a site. NULL for a site of a LayerNormMLP that has no adapters. */
+/* Returns the holder of a site. NULL if the site is in a LayerNormMLP and has no adapters. */
 static te_module *te__lora_holder(const te__lora_site *s) {
     return s->owner->cls == &te__layernorm_mlp_class ? te_module_find(s->owner, te__lora_mlp_names[s->gemm]) : s->owner;
 }

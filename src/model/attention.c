@@ -66,8 +66,8 @@ static te_result te__attn_mask_ok(const te__attn_backend *b, const te_module *m,
     return TE_OK;
 }
 
-/* Returns how many keys a query sees in window w, the query's own key included; -1: all keys up to the own one. w.left
- * counts the own key only if upstream_windows is set, as in Automodel. */
+/* Returns how many keys a query sees in window w, the query's own key included. Returns -1 if the query sees all keys
+ * up to its own key. w.left counts the own key only if upstream_windows is set, as in Automodel. */
 static int64_t te__attn_window_keys(const te__attn_backend *b, const te_module *m, te_window w) {
     const bool upstream = ((const te__attn_module *)m->state)->upstream_windows;
     if (!w.on || w.left < 0 || (upstream && w.left == 0 && (b->facts & TE__ATTN_NO_WINDOW_OF_0))) return -1;
@@ -86,8 +86,8 @@ static te_result te__attn_own_ok(const te__attn_backend *b, te_module *m, const 
     return te__attn_core_shapes(m, b->name, part);
 }
 
-/* Checks a call and fills the fields of *out that all backends use. A 4-D mask replaces the causal mask and excludes a
- * window. */
+/* Checks a call and fills the fields of *out that all backends use. A 4-D mask replaces the causal mask. Fails if a 4-D
+ * mask is given together with a window. */
 static te_result te__attn_open(const te__attn_backend *b, te_module *m, const te_attn_inputs *in, te_attn_args *out) {
     const te_window w = in->window;
     te_tensor *mask = in->attention_mask;

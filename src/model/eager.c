@@ -103,8 +103,8 @@ static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, 
     o = te_tensor_empty(te, q->dtype, 4, shape);
     r = sizes && scores && p && o && !x->attention_mask == !a.mask ? TE_OK : te_error_code(te);
     if (r == TE_OK) r = te__eager_product(sizes, q, k, true, scores, false);
-    if (r == TE_OK && added) { /* applies the scale here: the softmax kernel would need added / scale, which can be -inf
-                                * if `added` is the dtype's minimum */
+    if (r == TE_OK && added) { /* Applies the scale here. The softmax kernel would scale the whole sum, so the sum would
+                                * need added / scale, which can be -inf if `added` is the dtype's minimum. */
         te_tensor *all = te__eager_scores(q, k, TE_F32);
         r = all ? te__eager_repeat(added, all) : te_error_code(te);
         if (r == TE_OK) r = te__axpby_into(scores, scores, all, scale, 1.0f);

@@ -243,8 +243,8 @@ static bool te__cast_walk(te__cast *c, te__cast_fn visit) {
     te__firsts_close(&c->firsts);
     return more;
 }
-/* Adds one tensor to the list of casts. A tensor of a skipped module and of another module is cast only if it is a
- * parameter. */
+/* Adds one tensor to the list of casts. A tensor that a skipped module shares with another module is cast only if it is
+ * a parameter. */
 static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) {
     const bool skips = te__cast_skips(c, m);
     if (te__cast_keeps(c, e)) return te__recast_add(&c->list, e->tensor, TE_F32, 2);
@@ -254,7 +254,8 @@ static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) 
 static te_result te__cast_run(te__cast *c, te__cast_fn visit) {
     return te__recast_run(&c->list, te__cast_walk(c, visit));
 }
-/* Warns that in a sharded model words without `strict` keep no parameters in f32. */
+/* Warns that in a sharded model the words that te_module_set_keep_in_fp32 got without `strict` keep no parameters in
+ * f32. */
 static void te__cast_warn(const te__cast *c, const char *who) {
     const char *first = NULL;
     int n = 0;

@@ -24,7 +24,7 @@ static bool te__frozen_casts(const te__frozen *f, const te__entry *e) {
     return !e->tensor->requires_grad && te__is_floating(e->tensor) && !e->tensor->sharded &&
            !te__cast_keeps(&f->cast, e);
 }
-/* Computes the bits of m and of the modules below it. f->cast.path must be the path of m. A shared parameter counts
+/* Sets f->mark for m and the modules below it. f->cast.path must be the path of m. A shared parameter counts
  * only for the first module that has it. */
 static unsigned char te__frozen_mark(te__frozen *f, te_module *m) {
     const size_t used = strlen(f->cast.path);

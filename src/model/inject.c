@@ -106,8 +106,8 @@ static te_tensor *te__sdpa_fails(te_sdpa_patch *f) {
     const te_result result = te_error_code(f->te);
     return ranks ? te__context_attention_run(parts, &nothing, ranks, result == TE_OK ? TE_ERR_STATE : result) : NULL;
 }
-/* Returns true if desc.original may take a call that f's module cannot take. Under context parallelism desc.original
- * would see only this rank's keys. */
+/* Returns true if f->desc.original may take a call that f's module cannot take. Fails under context parallelism,
+ * because f->desc.original would see only this rank's keys. */
 static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__context *ranks = te__sdpa_ranks(f);
     if (!ranks) return true;
@@ -119,7 +119,8 @@ static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__sdpa_fails(f);
     return false;
 }
-/* Converts x [b, heads, s, d] to [b, s, kept, d]. Keeps one of heads / kept adjacent copies of each head. */
+/* Converts x [b, heads, s, d] to [b, s, kept, d]. Each head of x is there heads / kept times, in adjacent
+ * copies. Keeps one copy of each head. */
 static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
     const int64_t step = x->shape[1] / kept;
     int64_t shape[5];
@@ -152,8 +153,8 @@ static te_tensor *te__run_dpa(te_sdpa_patch *f, te_forward_args *call, float dro
 }
 
 /* Returns true if the last two sizes of `mask` are those of this call, or of all context-parallel ranks together.
- * Refuses a broadcast mask, because te_detect_causal_mask reads only stored elements. Only desc.original computes the
- * gradient of a mask. */
+ * Refuses a broadcast mask, because te_detect_causal_mask reads only stored elements. If f->desc.mask.strict is set,
+ * refuses a mask that needs a gradient, because only f->desc.original computes this gradient. */
 static bool te__mask_is_of_call(const te_sdpa_patch *f, const te_tensor *mask, const te_tensor *q, const te_tensor *k) {
     te__context *c = te__sdpa_ranks(f);
     const int64_t ranks = c ? te__context_size(c) : 1;

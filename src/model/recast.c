@@ -1,6 +1,6 @@
-/* model/recast.c: casts tensors of a model in place, all or none: te_tensor handles stay valid, and their memory is
- * new. This file may use everything that refers to memory of tensors. It must not depend on which tensors are cast, or
- * why. */
+/* model/recast.c: casts tensors of a model in place, either all or none. The te_tensor handles stay valid and get new
+ * memory. This file may use everything that refers to memory of tensors. It must not depend on which tensors are cast,
+ * or why. */
 
 typedef struct te__recast_item {
     te_tensor *x;

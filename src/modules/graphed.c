@@ -2,7 +2,7 @@
  * graphs and the tape. It must not depend on what any class computes. */
 
 /* A graphed module: its two graphs, and the static tensors that the graphs read and write. Each tape node of a launch
- * holds a reference. */
+ * holds a reference to this struct. */
 struct te__graphed {
     te_ctx *te;
     int refs;

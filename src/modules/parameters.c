@@ -65,8 +65,8 @@ static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parall
     }
     return result;
 }
-/* Initializes a weight. Each rank draws the whole weight, so that the values do not depend on the number of ranks and
- * all random states stay equal. */
+/* Initializes a weight. Each rank draws the whole weight, so that the values do not depend on the number of ranks,
+ * and the random states of all ranks stay equal. */
 static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init, te_parallel_mode mode,
                                  const te__sharding *sharding) {
     te__parallel p = m->parallel;

@@ -19,7 +19,7 @@ typedef struct te__dispatch {
     int64_t *chunks;     /* [ranks, local]: number of rows received from each rank for each local expert */
     te_tensor *chunk_sizes, *back_sizes, *back_order; /* chunks (rows from one rank for one local expert), on the
                                                        * device: sizes ordered by rank, sizes ordered by expert,
-                                                       * permutation from the second order to the first */
+                                                       * permutation from order by expert to order by rank */
     int64_t *host;       /* one allocation for `send`, `recv`, `chunks` and rows.host */
     size_t bytes;        /* size of `host` */
 } te__dispatch;
@@ -157,8 +157,8 @@ static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
     return y;
 }
 
-/* Fills *r with the rows of all experts, which must be on this rank. `choice` is the routing map u8 [tokens, experts].
- * Fills r->probs only if `weighted` is true. */
+/* Fills *r with the rows of all experts. All experts must be on this rank. `choice` is the routing map u8
+ * [tokens, experts]. Fills r->probs only if `weighted` is true. */
 static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choice, bool weighted, te__expert_rows *r) {
     if (d->copies > INT32_MAX)
         return te__fail(x->te, TE_ERR_SHAPE,

@@ -173,7 +173,8 @@ static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
 }
 
 /* Returns the auxiliary loss that api/experts.h defines. Its factor 1 / N^2 needs the number of tokens N, which only
- * the device knows. So the loads are divided by N twice. Sets *met once the collectives have begun. */
+ * the device knows. So instead the loads are divided by N twice, on the device. Sets *met once the collectives have
+ * begun. */
 static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args all,
                                     te_tensor *load, te_tensor *padding, bool *met) {
     te_ctx *te = logits->te;
@@ -384,8 +385,8 @@ static te_result te__gate_balance(te_module *m, te_tensor *bias, float *host, fl
     if (bias->dtype != TE_F32 && s->master && s->master_of == te_tensor_version(bias))
         memcpy(host, s->master, (size_t)n * sizeof(float));
     else
-        result = te_tensor_to_f32(bias, host); /* The buffer is f32, or this is the first update, or the program has
-                                                * changed the buffer. */
+        result = te_tensor_to_f32(bias, host); /* Here the buffer is f32, or this is the first update, or the program
+                                                * has changed the buffer. */
     if (result == TE_OK && bias->dtype != TE_F32 && !s->master) {
         s->master = (float *)te__alloc_zero(m->te, (size_t)n * sizeof(float));
         if (!s->master) return TE_ERR_OUT_OF_MEMORY;
@@ -463,8 +464,8 @@ static uint32_t te__draw_word(te__draws *d) {
     return d->word[d->count++ % 4];
 }
 
-/* Fills `weights` and `indices`, both [tokens, K]. Without noise: experts round robin, weights 1 / K. With noise:
- * random by `seed`. */
+/* Fills `weights` and `indices`, both [tokens, K]. Without noise, the experts are chosen round robin, and all weights
+ * are 1 / K. With noise, experts and weights depend on random numbers drawn from `seed`. */
 static te_result te__fake_choice(const te__fake_gate *s, uint64_t seed, int64_t tokens, float *weights,
                                  int32_t *indices) {
     const int topk = s->config.n_activated_experts, experts = s->config.n_routed_experts - s->skip;

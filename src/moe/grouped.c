@@ -2,8 +2,8 @@
  * on GroupedLinear's parameters, or on how groups are chosen.
  *
  * With sizes on the host and a quantization recipe, each group has a GEMM of its own. Otherwise te_op_grouped_gemm
- * multiplies all groups at once, and reads all weights as one tensor. Weights that the program has replaced need a
- * copy. */
+ * multiplies all groups at once, and reads all weights as one tensor. Weights that the program has replaced may be in
+ * several buffers. Then they are first copied into one tensor. */
 
 /* A function that returns the weight or the bias of group i (`kind` is "weight" or "bias"). The tensor is a parameter
  * of another module than m. */
@@ -303,8 +303,8 @@ static te_tensor *te__every(const te_tensor *x, int first, int step, int n) {
     if (y) y->stride[0] = step;
     return y;
 }
-/* Changes *spec so that each group has its own scale and amax. Leaves *spec unchanged for one scale of all groups, and
- * for quantizers with a format of their own. */
+/* Changes *spec so that each group has its own scale and amax. Leaves *spec unchanged if all groups share one given
+ * scale, or if the quantizer has a format of its own. */
 static te_result te__spec_by_group(const te__quant_call *q, bool backward, int slot, te_tensor *sizes,
                                    te__quant_spec *spec) {
     const te__slots *slots = backward ? &q->scaling->backward : q->forward;

@@ -1,5 +1,5 @@
 /* moe/grouped_experts.c: the modules GroupedExperts, GroupedExpertsDeepEP and GroupedExpertsTE. The experts of
- * moe/block.c use their forward function. This file must not depend on gates. */
+ * moe/block.c use the forward function of these modules, too. This file must not depend on gates. */
 
 enum { TE__EXPERTS_UP, TE__EXPERTS_DOWN, TE__EXPERTS_PRODUCTS }; /* the two linear layers of an expert */
 
@@ -97,8 +97,8 @@ static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispa
     return s->exchanges ? te__exchanged_rows(d, x, indices, padding, ids, rows)
                         : te__gathered_rows(d, x, indices, padding, on_host, ids, rows);
 }
-/* Sends the experts' output y back to the ranks that have the tokens. y is NULL if this rank failed: it still joins the
- * collectives. */
+/* Sends the experts' output y back to the ranks that have the tokens. y is NULL if this rank failed. The rank still
+ * joins the collectives. */
 static te_result te__experts_back(te_module *m, te_forward_args *args, const te__dispatch *d, te_tensor *y,
                                   const te__expert_rows *rows) {
     te__experts_module *s = (te__experts_module *)m->state;
@@ -359,7 +359,8 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
 
 /* ---- stacks ---- */
 
-/* Returns the child "experts" of m, or m itself without such a child. Returns NULL if its class is not in this file. */
+/* Returns the child "experts" of m, or m itself if there is no such child. Returns NULL if the class of this module is
+ * not defined in this file. */
 static te_module *te__experts_of(te_module *m) {
     te_module *child = te_module_find(m, "experts");
     if (child) m = child;

@@ -142,8 +142,8 @@ static te_result te__grouped_reset(te_module *m) {
 static const te_module_class te__grouped_class = {"GroupedLinear", sizeof(te__grouped_module), te__grouped_forward,
                                                   te__grouped_destroy, te__grouped_reset};
 
-/* Adds n parameters PREFIX0, PREFIX1, ... in one buffer, each [rows, cols], or [rows] if cols is 0. A meta module has
- * no memory. */
+/* Adds n parameters PREFIX0, PREFIX1, ... in one buffer, each [rows, cols], or [rows] if cols is 0. In a meta module
+ * the parameters get no memory. */
 static void te__add_stacked(te_module *m, const char *prefix, te_dtype dtype, int n, int64_t rows, int64_t cols) {
     te_tensor *all = NULL;
     char name[32];

@@ -438,8 +438,8 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
 
 /* ---- chunks ---- */
 
-/* Returns the index map of chunks of rows, as with topk 1. Sorts the chunks by `sorted_index`, or moves each chunk by
- * its padding in `offsets`. */
+/* Returns an index map of te_op_moe_permute, for topk 1, that moves chunks of rows. The map sorts the chunks by
+ * `sorted_index`, or moves each chunk by its padding in `offsets`. */
 static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index,
                                 const te_tensor *offsets, int64_t tokens) {
     te_op_moe_chunk_map_args args = TE_ZERO;

@@ -4,8 +4,8 @@
 /* Backward function of all router functions. `state` is the args of the forward pass; its tensors are not read.
  * saved[0] to saved[2]:
  * - the logits
- * - the routing map u8, or the indices with topk_probs
- * - the bias if bias_in_probs is set */
+ * - the routing map u8 or, if the args have topk_probs, the indices
+ * - the bias if bias_in_probs is set in the args */
 static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     const te_op_moe_router_fwd_args *f = (const te_op_moe_router_fwd_args *)state;

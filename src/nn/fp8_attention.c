@@ -10,7 +10,8 @@
  * never whole in memory, so their amaxes cannot be measured first. Under current scaling S and dP therefore use delayed
  * scaling with the latest amax, as in TransformerEngine. The quantizer factory of a custom recipe is called for the six
  * entries. With an MXFP8 quantizer for q, k and v, the MXFP8 line applies. D, the sum of S times its gradient, is
- * computed from the unrounded S (ops/attn/cpu.c): gradients pass through the roundings unchanged. */
+ * computed from the unrounded S (ops/attn/cpu.c), because gradients pass through the rounding of S as if it were not
+ * there. */
 
 /* Indices of the tensors of attention in the scaling state, as in TransformerEngine. Attention uses the scales and amax
  * histories of three GEMMs. */
@@ -147,8 +148,8 @@ static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
     return te_tensor_contiguous(format == TE_SBHD ? te_tensor_transpose(x, 0, 1) : x);
 }
 
-/* Quantizes q, k and v, or their gradients. MXFP8 first transposes v to [b, h, s, d]. On failure, ranks that wait for
- * an amax get an error. */
+/* Quantizes q, k and v, or their gradients. With MXFP8, v is first transposed to [b, h, s, d]. On failure, ranks that
+ * wait for an amax get an error. */
 static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call,
                                         bool backward, te_tensor *y[3]) {
     te__quant_spec spec =
@@ -270,8 +271,8 @@ static te_result te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
                              : "");
 }
 
-/* Returns softmax(q k^T) v as [.., H dv]. fp8_output: quantized for the GEMM that reads it. The recipe must have
- * fp8_dpa. */
+/* Returns softmax(q k^T) v as [.., H dv]. If `fp8_output` is true, the result is quantized for the GEMM that reads
+ * it. The recipe must have fp8_dpa. */
 static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn_desc *desc,
                                         const te__quant_call *call, bool fp8_output) {
     te_ctx *te = parts[0]->te;

@@ -4,7 +4,7 @@
  * A cache without pages is stored as one page for each sequence. A step (te_inference_params_pre_step) prepares its
  * state in `next`, so that a step that fails changes nothing. All numbers that kernels read are in one tensor that
  * never moves. So a captured graph reads the numbers of the current step. The graph must have been captured with at
- * least as many sequences. */
+ * least as many sequences as the step has. */
 
 typedef struct te__cached_sequence {
     int64_t id, before, length; /* before: number of tokens of earlier steps; length: `before` plus the tokens of this
@@ -172,8 +172,8 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 /* ---- a step ---- */
 
 /* Fills next.sequences from `ids` and `lens`, the step's sequences. A negative num_pages marks these sequences in
- * `now`. A sequence that already has the mark is listed twice: an error. Sequences of `now` without a mark have ended.
- * The caller removes the marks, also on failure. */
+ * `now`. If a sequence already has the mark, it is listed twice, which is an error. Sequences of `now` without a mark
+ * have ended. The caller removes the marks, also on failure. */
 static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, const int64_t *lens, int64_t n) {
     const char *const who = "te_inference_params_pre_step";
     int64_t i, k, needed = 0;

@@ -33,8 +33,9 @@ TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, boo
     m->recipe_off = off;
     return TE_OK;
 }
-/* Sets *cast to the settings of the current autocast region for m. The nearest recipe of m and the modules above m
- * wins. Returns false without an active region, or if quantization is off for m. */
+/* Sets *cast to the settings of the current autocast region for m. A recipe of m, or else of the nearest module above m
+ * that has one, replaces the recipe of the region. Returns false without an active region, or if quantization is off
+ * for m. */
 static bool te__autocast_of(const te_module *m, te__autocast *cast) {
     const te__autocast *now = te__autocast_now(m->te);
     if (!now || !(now->enabled || now->calibrating)) return false;
@@ -116,7 +117,7 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
 }
 
 /* Returns true if an operation can quantize its own result with the scale of `slot` (TE__SLOT_INPUT, ...), or compute
- * its amax.
+ * the amax of this result.
  * As in TransformerEngine, returns false for a high-precision backward pass and for a custom recipe's factory. */
 static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     te__quant_spec spec;
@@ -124,8 +125,8 @@ static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     spec = te__recipe_spec(&q->recipe, backward, slot, q->group);
     return spec.cls->facts & TE__SCALE_GIVEN || te__takes_amax(&spec);
 }
-/* Returns how the operation before GEMM `c` quantizes its result, or NULL if the GEMM does it. Gathered codes get no
- * column-wise copy: the receiving rank transposes them. */
+/* Returns how the operation before GEMM `c` quantizes its result, or NULL if the GEMM quantizes this result. Gathered
+ * codes get no column-wise copy: the receiving rank transposes them. */
 static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
     bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
     if (!te__fuses(c->quant, false, TE__SLOT_INPUT)) return NULL;
@@ -134,8 +135,9 @@ static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_
     return spec;
 }
 
-/* Returns te__fused_spec for the output of an activation. Delayed scaling needs transposed codes, and no kernel makes
- * them from interleaved halves of a gated input. */
+/* Returns te__fused_spec for the output of an activation. Returns NULL under delayed scaling if the halves of the gated
+ * input are interleaved: delayed scaling needs transposed codes, and no kernel makes transposed codes from such
+ * halves. */
 static const te__quant_spec *te__fused_act_spec(const te__linear_call *c, const te_activation_params *params,
                                                 te__quant_spec *spec) {
     const te__quant_spec *fused = te__fused_spec(c, spec);
@@ -168,12 +170,12 @@ static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, c
     return te__frame_return(y->te, q ? te__record_codes(y, q) : NULL);
 }
 
-/* Returns true if the tape will need the tensors that are made now. The first run of a checkpointed function counts,
- * too. */
+/* Returns true if the current operations will have a backward pass. In the first run of a checkpointed function this is
+ * true if the second run will record them. */
 static bool te__grad_will_be(const te_ctx *te) { return te->tape.no_grad == te->tape.hidden_no_grad; }
 
-/* Runs a GEMM and adds the bias, unless `returned` is true. In row-parallel mode the bias is added after the sum over
- * the ranks. */
+/* Runs a GEMM. Adds the bias, unless `returned` is true. In row-parallel mode the bias is added after the sum over the
+ * ranks. */
 static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
     bool behind = c->parallel.mode == TE_PARALLEL_ROW, quantizes = c->fp8_output && c->quant->enabled && c->weight;
     te__quant_spec spec = TE_ZERO;

@@ -250,8 +250,8 @@ static te_result te__sequential_children_ok(te_ctx *te, te_module *const *childr
     return TE_OK;
 }
 
-/* Destroys the modules of `children` that have no parent. `children` may list a module twice, or with a module of its
- * tree. So the orphans are first linked through `parent`: a single pass could read a destroyed module. */
+/* Destroys the modules of `children` that have no parent. `children` may list a module twice, or list a module and one
+ * of its descendants. So the orphans are first linked through `parent`: a single pass could read a destroyed module. */
 static void te__destroy_orphans(te_module *const *children, int n) {
     te_module end, *first = &end;
     int i;

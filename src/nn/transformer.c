@@ -34,7 +34,7 @@ static te_module *te__close_part(te_module *m, te_module *outer) {
 }
 
 /* Runs the child named `name`. Looks the child up at each call, because the program may have replaced it.
- * te__tree_whole has checked that it exists. */
+ * te__tree_whole has checked that the child exists. */
 static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args *args) {
     return te_forward_with(te_module_find(m, name), args);
 }
@@ -59,8 +59,8 @@ static bool te__makes_output(const te_module *child) {
     return child && child->built_in && !child->own_forward &&
            (child->cls == &te__linear_class || child->cls == &te__layernorm_linear_class) && !te__runs_graphs(child);
 }
-/* Returns true if core_attention can read q, k and v directly from the projection's output y. `later`: q or k still
- * changes, for example by norms. */
+/* Returns true if core_attention can read q, k and v directly from the projection's output y. `later` is true if q or k
+ * will still change, for example by norms. */
 static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__packing *p, const te_tensor *y,
                           bool later) {
     const te_module *core = te_module_find(m, "core_attention");
@@ -269,8 +269,8 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc),
                                               te__mha_forward, NULL, NULL};
 
-/* Fills in the defaults of the options. Fails if the sizes do not fit together, or if all heads have too many channels
- * for a layer. */
+/* Fills in the defaults of the options. Fails if the sizes do not fit together, or if all heads together have too many
+ * channels for a layer. */
 static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_attn_options *o) {
     if (o->num_attention_heads >= 1 && o->kv_channels == 0 && hidden >= 1 && hidden % o->num_attention_heads == 0)
         o->kv_channels = hidden / o->num_attention_heads;
@@ -300,8 +300,8 @@ static te_parallel_options te__child_parallel(const te_module *m, const te_paral
 }
 
 /* Adds a projection to m, with a norm before it if `norm` is true. blocks[] has the numbers of weight rows for queries,
- * keys and values. The projection does not make a tensor with 0 rows. Blocks that are not interleaved are divided among
- * the ranks separately. With no_fuse_qkv_params, each block is a parameter of its own. */
+ * keys and values. If such a number is 0, the projection does not make that tensor. Blocks that are not interleaved are
+ * divided among the ranks separately. With no_fuse_qkv_params, each block is a parameter of its own. */
 static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm,
                                const int64_t blocks[3]) {
     static const char *const parts[3] = {"query", "key", "value"};
@@ -422,8 +422,8 @@ static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *res
     return te_drop_path(te_bias_dropout_add(y->out, y->bias, NULL, p), residual, path);
 }
 
-/* Fills the attention options *self and *cross. Self attention has as many keys as queries. An attention without a
- * padding mask gets no sequence lengths if the other has one. */
+/* Fills the attention options *self and *cross. Self attention has as many keys as queries. If only one of the two
+ * attentions has a padding mask, the other one gets no sequence lengths. */
 static void te__layer_calls(te_module *m, const te_forward_args *args, te_attn_call *self,
                             te_attn_call *cross) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;

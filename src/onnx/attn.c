@@ -248,8 +248,8 @@ static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra
     return te__onnx_2(g, "Div", v, sum);
 }
 
-/* Translates the operation that makes cu_seqlens from a padding mask. A size of the graph must be a product, but b + 1
- * is a sum. So the graph has the b lengths. */
+/* Translates the operation that makes cu_seqlens from a padding mask. cu_seqlens has b + 1 elements, but a size of the
+ * graph can only be a product of varying sizes (te__onnx_factor). So the graph computes the b lengths instead. */
 static void te__onnx_cu_seqlens(te__onnx *g, const te_op_cu_seqlens_args *a, const te_op_cu_seqlens_args *b) {
     int64_t rows[2] = {0, -1}; /* For Reshape a size of 0 means: keep the size of the input. */
     int v = te__onnx_cast(g, te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0)), TE__ONNX_INT64);

@@ -123,7 +123,7 @@ typedef enum te__onnx_axes {
 } te__onnx_axes;
 
 /* The te__onnx_axes of each tensor of a module's call. A tensor with TE__ONNX_NO_INPUT is refused, or the operation
- * that reads it is. */
+ * that reads it is refused. */
 enum {
     TE__ONNX_OF_input = TE__ONNX_HIDDEN,
     TE__ONNX_OF_encoder_output = TE__ONNX_HIDDEN_KV,
@@ -230,8 +230,9 @@ static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *arg
     return TE_OK;
 }
 
-/* Returns the symbol (the varying size) of `length`, a number of keys: that of the queries, unless the sizes show a
- * length of its own. */
+/* Returns the symbol (the varying size) of `length`, a number of keys. The symbol is TE__ONNX_SEQUENCE_KV if `length`
+ * is this symbol's size in the first run, otherwise TE__ONNX_SEQUENCE. If both symbols have this size, `cross`
+ * decides. */
 static int te__onnx_keys(const te__onnx *g, int64_t length, bool cross) {
     const bool is_kv = length == g->symbol[TE__ONNX_SEQUENCE_KV].first;
     return is_kv && (cross || length != g->symbol[TE__ONNX_SEQUENCE].first) ? TE__ONNX_SEQUENCE_KV : TE__ONNX_SEQUENCE;
@@ -564,8 +565,8 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_clear_padding(second->op, &b);
     return memcmp(&a, &b, te__ops[first->op].args_size) == 0;
 }
-/* Records a call of an operation that ONNX lacks. The export fails if an operation reads the results. It fails at once
- * if the call writes a list: its tensors are unknown. */
+/* Records a call of an operation that ONNX lacks. The export fails if an operation reads the results. The export fails
+ * at once if the call writes a list of tensors. */
 static void te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *second) {
     te__args l, m;
     int k;

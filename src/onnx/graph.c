@@ -357,7 +357,8 @@ static int te__onnx_range(te__onnx *g, te__onnx_size n) {
     return te__onnx_3(g, "Range", te__onnx_i64(g, 0), te__onnx_scalar(g, n), te__onnx_i64(g, 1));
 }
 
-/* Returns a shape for Reshape or Expand. `infer`: if only one size varies, writes it as -1, and Reshape computes it. */
+/* Returns a shape for Reshape or Expand. If `infer` is true and only one size varies, writes this size as -1, and
+ * Reshape computes it. */
 static int te__onnx_shape(te__onnx *g, int n, const te__onnx_size *shape, bool infer) {
     int64_t fixed[TE_MAX_DIMS + 2];
     int part[TE_MAX_DIMS + 2], i, vary = 0, parts = 0;

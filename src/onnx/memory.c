@@ -84,7 +84,8 @@ static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_s
 static bool te__onnx_spans_meet(const te_tensor *x, const te_tensor *y) {
     te__span s, t;
     if (x->buffer != y->buffer) return false;
-    /* Strides cannot describe FP4 codes, which have half a byte. FP4 codes always have a buffer of their own. */
+    /* Strides cannot describe FP4 codes, which have half a byte. But FP4 codes always have a buffer of their own, so
+     * two tensors in such a buffer count as overlapping. */
     if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true;
     te__span_of(x, &s);
     te__span_of(y, &t);
@@ -434,7 +435,8 @@ static te__onnx_write *te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, in
     w->by = g->op;
     return w;
 }
-/* Does the same as te__onnx_store_as for the tensor of the two runs of the module. Does nothing if `first` is NULL. */
+/* Calls te__onnx_store_as for the tensor that is `first` and `second` in the two runs of the module. Does nothing if
+ * `first` is NULL. */
 static te__onnx_write *te__onnx_store(te__onnx *g, const te_tensor *first, const te_tensor *second, int value) {
     te__onnx_pair x;
     if (!first) return NULL;

@@ -178,7 +178,8 @@ static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *
     return true;
 }
 
-/* Returns zeros in the shape of x, but with `values` in the rows `rows`. If `add` is true, equal rows are summed. */
+/* Returns zeros in the shape of x, but with `values` in the rows `rows`. If `add` is true, values for the same row are
+ * summed. */
 static int te__onnx_scatter(te__onnx *g, const te_tensor *x, const te_tensor *x2, int rows, int values, bool add) {
     te__text t = te__onnx_attributes(g);
     te__onnx_pair p = te__onnx_pair_of(x, x2);
@@ -223,8 +224,8 @@ static void te__onnx_moe_unpermute(te__onnx *g, const te_op_moe_unpermute_args *
     TE__ONNX_STORE(y, te__onnx_scatter(g, a->y, b->y, m.source, rows, true));
 }
 
-/* Computes the chunk of each row, -1 after the last chunk. Without `chunk_numbers`, operations that read the map are
- * refused. */
+/* Computes the chunk of each row, which is -1 for the rows after the last chunk. Without `chunk_numbers`, operations
+ * that read the map are refused. */
 static void te__onnx_moe_chunk_map(te__onnx *g, const te_op_moe_chunk_map_args *a, const te_op_moe_chunk_map_args *b) {
     te__onnx_pair map = TE__ONNX_PAIR(row_id_map);
     int rows, v, n = te__onnx_i64(g, te__numel(a->sizes));

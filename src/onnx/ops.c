@@ -135,7 +135,8 @@ static void te__onnx_l2normalize_fwd(te__onnx *g, const te_op_l2normalize_fwd_ar
 /* ---- activations ---- */
 
 /* There is one function for each nonlinearity of ops/act/list.h. te__onnx_act_one has the list of them. */
-/* Returns max(x, 0). onnxruntime removes a Relu in front of QuantizeLinear, which is right only for unsigned codes. */
+/* Returns max(x, 0), by a Max and not a Relu: onnxruntime removes a Relu in front of QuantizeLinear, which is right
+ * only for unsigned codes. */
 static int te__onnx_relu(te__onnx *g, int x) { return te__onnx_2(g, "Max", x, te__onnx_f32(g, 0.0f)); }
 static int te__onnx_srelu(te__onnx *g, int x) {
     int v = te__onnx_relu(g, x);
@@ -245,8 +246,8 @@ static bool te__onnx_is_bottom_right(te_attn_mask mask) {
 static bool te__onnx_corner(const te__onnx_scores *s) {
     return te__onnx_is_bottom_right(s->mask) || (!te__onnx_is_top_left(s->mask) && s->bottom_right_diagonal != TE_OFF);
 }
-/* Returns j - i on the diagonal, plus `plus`, for query i and key j. bottom_right: the diagonal ends in the lower right
- * corner of the scores. */
+/* Returns j - i on the diagonal, plus `plus`, for query i and key j. If `bottom_right` is true, the diagonal ends in
+ * the lower right corner of the scores. */
 static int te__onnx_diagonal(te__onnx *g, const te__onnx_scores *s, bool bottom_right, int64_t plus) {
     int v = te__onnx_i64(g, plus);
     if (!bottom_right || (!s->padded && te__onnx_same(s->s_q, s->s_kv)) || (s->padded && s->len_q == s->len_kv))

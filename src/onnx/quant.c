@@ -77,8 +77,8 @@ static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, cons
     return pad[2 * n - 1] > 0 ? te__onnx_2(g, "Pad", value, te__onnx_i64s(g, 2 * n, pad)) : value;
 }
 
-/* Stores `value` as the result y of a call. An FP8 y first rounds it to codes with `scale`. `from` has the shape of
- * `value`. */
+/* Stores `value` as the result y of a call. If y is FP8, first rounds `value` to codes with `scale`. `from` has the
+ * shape of `value`. */
 static void te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *y,
                                   const te_tensor *y2, const te_tensor *scale, const te_tensor *scale2) {
     if (y && te__is_fp8(y->dtype)) {
@@ -136,8 +136,8 @@ static void te__onnx_scale_from_amax(te__onnx *g, const te_op_scale_from_amax_ar
     TE__ONNX_STORE(scale_inv, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), v));
 }
 
-/* Returns the amax for a cast under current scaling, as a scalar: x_amax if the operation that made x computed it,
- * otherwise from x. */
+/* Returns the amax for a cast under current scaling, as a scalar. This is x_amax if the operation that made x computed
+ * it. Otherwise the amax is computed from x. */
 static int te__onnx_cast_amax(te__onnx *g, const te_op_fp8_quantize_args *a, const te_op_fp8_quantize_args *b, int x) {
     te_tensor left, left2;
     te__onnx_pair amax;
@@ -468,8 +468,8 @@ static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *
     return w && w->filled.first > 0 && w->filled.first * a->groups == a->m && w->filled.second * b->groups == b->m &&
            te__data(&w->x.first) == te__data(a->sizes) && te__numel(&w->x.first) == te__numel(a->sizes);
 }
-/* Translates a grouped GEMM: for each group, a slice of the rows by the group's weight. Rows after the last group
- * become 0. */
+/* Translates a grouped GEMM: for each group, multiplies a slice of the rows by the group's weight. Rows after the last
+ * group become 0. */
 static void te__onnx_grouped_gemm(te__onnx *g, const te_op_grouped_gemm_args *a, const te_op_grouped_gemm_args *b) {
     enum { MOST = 1024 };
     const bool batch = te__onnx_is_batch(g, a, b);

@@ -124,8 +124,8 @@ enum {
 #define TE__ARGS_nvfp4_amax(T, L) \
     T(x, TE__IN_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT) \
     T(noop, TE__IN_F32 | TE__OPT | TE__ONE) TE__GROUPS(T)
-/* Allows amax_row and amax_col to be one tensor (TE__TWIN). Both copies must have the same values: no RHT. amax_row
- * must be the amax of all values. */
+/* Allows amax_row and amax_col to be one tensor (TE__TWIN). This needs the same values in the row-wise and the
+ * column-wise copy, so no RHT. amax_row must be the amax of all values. */
 #define TE__ONE_AMAX ((a->rht && a->col) || (a->amax_row && te__numel(a->amax_row) != 1) ? 0 : TE__TWIN)
 #define TE__ARGS_nvfp4_quantize(T, L) \
     T(x, TE__IN_FLOAT) T(row, TE__MADE | TE__AS_E2M1 | TE__OPT) \
@@ -427,8 +427,8 @@ typedef struct te__span {
     uintptr_t begin, end;
 } te__span;
 
-/* One argument of a call: a pointer to a tensor, or a list of `count` pointers, `stride` bytes apart. memcpy accesses
- * the pointers: te_tensor * or const te_tensor *. */
+/* One argument of a call: a pointer to a tensor, or a list of `count` pointers, `stride` bytes apart. The pointers are
+ * te_tensor * or const te_tensor *, so they are read by memcpy. */
 typedef struct te__arg {
     const char *name;
     unsigned char *slot; /* the address of the pointer to the tensor, or to the list's first tensor; NULL if the list is
@@ -478,8 +478,8 @@ typedef struct te__args {
 TE_OP_LIST(TE__ARGS_COLLECT)
 #undef TE__ARGS_COLLECT
 
-/* Fills in *l with the arguments of a call, valid as long as `args` exists. `all`: with the optional arguments that are
- * NULL. */
+/* Fills in *l with the arguments of a call, valid as long as `args` exists. If `all` is true, *l includes the optional
+ * arguments that are NULL. */
 static void te__args_of(te__args *l, te_op op, void *args, bool all) {
     static te__arg *(*const collect[TE_OP_COUNT])(te__arg *, void *, bool) = {NULL,
 #define TE__ARG_ROW(lower, UPPER, family) te__collect_##lower,
@@ -620,7 +620,7 @@ static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, in
 }
 
 /* Describes the memory of x as runs of *run adjacent bytes. The starts of two runs are a multiple of *period bytes
- * apart. *period 0: only one run. */
+ * apart. If *period is 0, there is only one run. */
 static void te__runs_of(const te_tensor *x, uint64_t *run, uint64_t *period) {
     uint64_t length = 1, gcd = 0, size = (uint64_t)te__dtype_size(x->dtype);
     int i;
@@ -698,10 +698,10 @@ static bool te__any_meets(const te__args *l, bool lists) {
 /* Checks the tensors of a call:
  * - every required tensor is given
  * - each tensor belongs to this context, and is not a quantized tensor
- * - the operation accepts its dtype
- * - it is contiguous, unless the operation accepts strides
- * - it has one element, if the operation needs just one
- * - if `run` is true, it has memory
+ * - the operation accepts the tensor's dtype
+ * - the tensor is contiguous, unless the operation accepts strides
+ * - the tensor has one element, if the operation needs just one
+ * - if `run` is true, the tensor has memory
  *
  * Sets l->meet if address ranges overlap. Only entries of lists at the same index are compared: all pairs could be
  * millions. */
@@ -734,8 +734,8 @@ static te_result te__args_check(te_ctx *te, te__args *l, bool run) {
     return TE_OK;
 }
 
-/* Checks that outputs overlap other tensors only where both flags allow it. This check comes last, because an error
- * about a wrong size is more helpful. */
+/* Checks that outputs overlap other tensors only where the flags of both tensors allow it. This check comes last,
+ * because an error about a wrong size is more helpful. */
 static te_result te__args_apart(te_ctx *te, te__args *l) {
     int64_t places = 1, i;
     te_result r = TE_OK;

@@ -5,8 +5,8 @@
  * TE_OK, or sets an error and returns its code. te__args_check has checked the tensors, but one that depends on another
  * tensor's dtype may be NULL. */
 
-/* Checks that x is not NULL, of this context, not quantized and contiguous. This is for functions that are not
- * operations: te__args_check does not check them. */
+/* Checks that x is not NULL, belongs to this context, is not quantized, and is contiguous. This is for functions
+ * that are not operations: te__args_check does not check them. */
 static te_result te__want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
     if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);

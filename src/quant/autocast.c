@@ -76,8 +76,8 @@ static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
 
 /* ---- the delayed update ---- */
 
-/* Updates the scales on the host, with the user's amax_fn and scale_fn. Then shifts the amax history, as
- * TransformerEngine's unfused update does. */
+/* Updates the scales on the host, with the user's amax_fn and scale_fn. Then shifts the amax history. Both steps are
+ * those of TransformerEngine's unfused update. */
 static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_recipe *r, float fp8_max,
                                        const float *reduced) {
     int length = (int)slots->history->shape[0], n = slots->n, i, k;

@@ -95,8 +95,8 @@ static const te_tensor *te__quant_counted(const te_tensor *x) {
     const te__quant_copy *c = te__first_copy(x);
     return c->scale ? c->scale : c->data;
 }
-/* Returns the version of a quantized tensor, which each write increases. The scale's buffer is preferred: the buffer of
- * the codes may hold other tensors. */
+/* Returns the version of a quantized tensor, which each write increases. The version is counted in the scale's buffer
+ * if there is a scale, because the buffer of the codes may hold other tensors too. */
 static uint64_t te__quant_version(const te_tensor *x) {
     const te_tensor *counted = te__quant_counted(x);
     return x->quantized->version_shift + (counted && counted->buffer ? te__buffer_version(counted->buffer) : 0);

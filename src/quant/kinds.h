@@ -33,7 +33,8 @@ typedef struct te__quant_spec {
     float epsilon;
     te_group *group;                        /* the ranks that reduce amaxes together (borrowed) */
     te_tensor *scale, *amax;                /* f32 [1], or [n] with any stride if `sizes` is set. Only delayed scaling
-                                             * has `scale`. Other kinds: `amax` is known beforehand, or NULL */
+                                             * has `scale`, and its cast writes `amax`. With other kinds, `amax` has
+                                             * been computed before the cast, or is NULL */
     te_tensor *sizes;                       /* i32 or i64 [n]: the number of rows of each group (borrowed). Groups are
                                              * quantized separately. NULL: one group */
     const struct te__quant_spec *row, *col; /* hybrid */
@@ -93,7 +94,7 @@ typedef struct te__quantized_init { /* one region of te_quantized_model_init_beg
 enum { TE__AMAX_WORDS = 4 };
 typedef struct te__amax_word {
     te_tensor pair; /* f32 [2]: the amax, and the number of blocks of the cast that have read it. Both are 0 unless
-                     * `taken`. Must stay the first field */
+                     * `taken`. `pair` must stay the first field */
     te_tensor amax; /* the first number of the pair */
     te__buffer buffer;
     bool taken;
@@ -140,15 +141,16 @@ enum {
     TE__IN_PRODUCTS = 16,     /* te_op_gemm reads the copies; without this bit they are decoded before a product */
     TE__COLUMNS_FOLLOW = 32,  /* the column-wise copy is the transpose of the row-wise one, provided that each scale
                                * belongs to a square block or to the whole tensor */
-    TE__BOTH_FROM_SLICES = 64, /* each slice of a weight is cast into both copies: neither copy follows from the other.
-                                * Column-wise tiles are slice_tile[1] x slice_tile[0] */
+    TE__BOTH_FROM_SLICES = 64, /* each slice of a weight is cast into both copies, since neither copy follows from the
+                                * other. Tiles of the column-wise copy are slice_tile[1] x slice_tile[0] (see
+                                * te__quant_class) */
     TE__EXACT_CODES = 128,    /* a code times its block's scale is exact in bf16 */
     TE__TAKES_AMAX = 256,     /* the operation that made a tensor can hand the amax of the tensor to the cast, in
                                * spec->amax or spec->x_amax */
     TE__BLOCKS_IN_ATTENTION = 512 /* FP8 attention reads q, k, v, o and their gradients in blocks of this kind */
 };
 
-/* The facts and functions of one kind of quantizer. Functions that this form does not need are NULL. */
+/* The facts and functions of one kind of quantizer. Functions that the kind's `form` does not need are NULL. */
 struct te__quant_class {
     te_quant_kind kind;
     const char *name; /* for messages */
@@ -158,8 +160,9 @@ struct te__quant_class {
     te_scaling scaling[2];            /* passed to operations that read the codes; [1] is for two-dimensional blocks */
     int64_t slice_tile[2];            /* for weights that are quantized slice by slice: rows and columns of a tile with
                                        * one scale; 0: there are no tiles */
-    const char *slices_need;          /* NULL: slices of weights can be quantized. Otherwise: the error text for blocks
-                                       * other than slice_tile, or for options like rht. slice_tile 0: always */
+    const char *slices_need;          /* NULL: slices of weights can be quantized. Otherwise: the error text for weights
+                                       * whose slices cannot be quantized. These are all weights if slice_tile is 0,
+                                       * else weights with other blocks than slice_tile, or with options like rht */
     /* Checks the fields of `desc` that only this kind reads, and copies them into `spec`. NULL: there are no such
      * fields. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);

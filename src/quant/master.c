@@ -4,8 +4,8 @@
  *
  * The results equal those of TransformerEngine's quantize_master_weights (pytorch/tensor/utils.py). TransformerEngine
  * reduces once for each kind of scaling. Here one te_all_reduce reduces all amaxes. Every rank takes part in it, even a
- * rank without slices. No weight is written before it. If a rank fails earlier, the call fails on all ranks and changes
- * nothing. */
+ * rank without slices. No weight is written before this reduction. If a rank fails before it, the call fails on all
+ * ranks and changes nothing. */
 
 /* The work on one copy, row-wise or column-wise, of one weight. For a kind with TE__BOTH_FROM_SLICES it is the work on
  * both copies. */
@@ -17,8 +17,9 @@ typedef struct te__master_job {
     te_tensor *shard, *shard_col;
     te_tensor *slice;           /* this rank's slice in the nominal dtype, or NULL */
     int64_t start, rows, cols;
-    te_tensor *amax_tensor, *amax, *amax_col; /* views of te__master_run.buffer, or NULL. amax_tensor: of the whole
-                                               * weight. amax, amax_col: of the row-wise and the column-wise tiles */
+    te_tensor *amax_tensor, *amax, *amax_col; /* views of te__master_run.buffer, or NULL. amax_tensor: the amax of
+                                               * the whole weight. amax, amax_col: the amaxes of the row-wise tiles
+                                               * and of the column-wise tiles */
 } te__master_job;
 
 typedef struct te__master_run {
@@ -128,8 +129,8 @@ static te_tensor *te__master_view(const te_tensor *buffer, int64_t at, int64_t r
     return te__alias_2d(buffer, at * (int64_t)sizeof(float), TE_F32, rows, cols);
 }
 
-/* Sets the amax tensors of the job to views of `buffer`, from element `at` on. Returns their number, or -1 with an
- * error. NULL `buffer`: only counts. */
+/* Sets the amax tensors of the job to views of `buffer`, from element `at` on. Returns how many elements of `buffer`
+ * they take, or -1 with an error. If `buffer` is NULL, only counts the elements. */
 static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at) {
     const te__quant_class *cls = j->spec->cls;
     int64_t tr = cls->slice_tile[0], tc = cls->slice_tile[1], n = 0, m, k;
@@ -202,7 +203,8 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     return te_op_shard_cast(j->weight->te, &args);
 }
 
-/* Computes scale_inv = RN(1 / scale). te_op_fp8_quantize of a single zero gives the same bits as any other cast. */
+/* Computes scale_inv = RN(1 / scale). te_op_fp8_quantize writes scale_inv too, so this function casts a single zero.
+ * The bits are then those of any other cast with this scale. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
     int64_t one = 1;
     te_op_fp8_quantize_args cast = TE_ZERO;

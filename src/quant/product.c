@@ -1,5 +1,5 @@
-/* quant/product.c: a product of two matrices, each plain or quantized. Kernels get the quantized copies if they can
- * multiply them. Otherwise both matrices are decoded. This file must not depend on recipes, modules or the tape. */
+/* quant/product.c: a product of two matrices, each plain or quantized. If a kernel can multiply the quantized copies,
+ * it gets them. Otherwise both matrices are decoded. This file must not depend on recipes, modules or the tape. */
 
 static te_scaling te__scaling_kind(const te__quant_copy *c) { return c->cls->scaling[c->two_dimensional]; }
 

@@ -306,8 +306,9 @@ typedef struct te__quant_call {
     te_group *group; /* reduces amaxes; borrowed */
     bool enabled;    /* false: at most amaxes are recorded (calibrating) */
     bool calibrating;
-    te__slots *forward; /* the scales that the forward pass reads, and the amaxes that it writes: the module's own.
-                         * Second run of a checkpointed function: those of its te__snapshot */
+    te__slots *forward; /* the scales that the forward pass reads, and the amaxes that it writes. They are the
+                         * module's own. In the second run of a checkpointed function they are those of the
+                         * te__snapshot */
 } te__quant_call;
 
 /* Returns a copy of *q for a tape node. It holds a reference to q->scaling; te__quant_call_drop releases it. */

@@ -37,7 +37,7 @@ static void te__snapshot_free(te_ctx *te, te__snapshot *s) {
 }
 
 /* Keeps a reference to x if x is a leaf of the tape. The first run of a checkpointed function records no tape node that
- * would do so. */
+ * would keep one. */
 static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
     te__snapshot *s = te__quant_of(te)->recording;
     int i;

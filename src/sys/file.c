@@ -322,13 +322,14 @@ static inline const char *te__path_other_kind(const char *path) {
 /* ---- temporary files ----
  *
  * FILE is first written as FILE.HOST.PROCESS.SERIAL.tmp in the same folder. A killed process leaves the temporary file
- * behind. The next process that opens or writes FILE removes it.
+ * behind. The next process that opens or writes FILE removes the temporary file.
  *
  * A process id does not prove that the writer still runs. Ids are reused, and differ between containers. So a writer
  * locks its file (flock). If a file of this host can be locked, its writer has ended. Locks may not work between hosts.
  * So a file of another host is removed only if it is also an hour old.
  *
- * On Windows the process id decides. There a file that is open cannot be removed. */
+ * On Windows the process id decides whether a writer on this host has ended. A file that is open cannot be removed
+ * there. */
 
 enum { TE__TEMP_PATIENCE = 3600 };
 
@@ -650,8 +651,8 @@ static inline bool te__dir_is_private(const char *path, te__text *why) {
 
 /* ---- locks between processes ---- */
 
-/* A lock on an empty file, which stays. The lock excludes other processes and other threads. The system releases it
- * when the process ends. */
+/* A lock on an empty file. The lock excludes other processes and other threads. The system releases the lock when the
+ * process ends. te__lock_release does not remove the file. */
 typedef struct te__lock {
     te__fd fd;
 } te__lock;

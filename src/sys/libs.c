@@ -79,8 +79,8 @@ static bool te__lib_load_builtins(void *dir, const char *name) {
 }
 #endif
 
-/* Returns false, with the reason in `why`, for an NVRTC of a later CUDA than s->newest. File names like libnvrtc.so
- * have no version. */
+/* Returns false, with the reason in `why`, for an NVRTC of a later CUDA than s->newest. Asks the library for its
+ * version, because file names like libnvrtc.so have none. */
 static inline bool te__lib_old_enough(const te__lib_search *s, void *handle, te__text *why) {
     int (*version)(int *major, int *minor) = NULL;
     int major = 0, minor = 0;

@@ -22,7 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 /* Under -std=c11 the C library hides these functions. A feature macro comes too late if the program has included
- * <stdio.h> before. C allows a second declaration. */
+ * <stdio.h> before. So the functions are declared here. If they were not hidden, this is a second declaration, which C
+ * allows. */
 #if defined(__linux__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
 extern int clock_gettime(int clock, struct timespec *now);
 extern int nanosleep(const struct timespec *time, struct timespec *left);

@@ -260,8 +260,8 @@ TE_API te_result te_graph_launch(te_graph *g) {
                         "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region",
                         te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    /* te__ask_step saves what a failed step must restore. If the launch of a graph with an optimizer fails, nothing has
-     * run. */
+    /* te__ask_step saves what a failed step must restore. A graph with an optimizer does not need this: if its launch
+     * fails, nothing of the step has run. */
     if (!te__graph_steps(g)) result = te__ask_step(te);
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);

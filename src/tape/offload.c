@@ -321,8 +321,8 @@ TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *des
     if (te__refuse_stream(te) != TE_OK) return te_error_code(te);
     o = te__offload_open(te);
     if (!o) return te_error_code(te);
-    /* A region and its hooks have the same index. Nodes of an ended region may find a new region there. They read only
-     * its field `te`. */
+    /* A region and its hooks have the same index. After a region has ended, a new region may take its element of
+     * o->region. Nodes of the ended region still point to this element, but read only the field `te`. */
     r = &o->region[te__min(te->tape.num_hooks, TE__MAX_HOOKS - 1)];
     hooks.pack = te__offload_pack;
     hooks.unpack = te__offload_unpack;

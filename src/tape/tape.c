@@ -50,8 +50,8 @@ static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     return first[0] <= last[1] && first[1] <= last[0];
 }
 
-/* Returns a new reference to `grad`. If `grad` has a variable, refers to an alias without one. This prevents a cycle of
- * references. */
+/* Returns a new reference to `grad`. If `grad` has a variable, the reference is to an alias of `grad` without a
+ * variable. This prevents a cycle of references. */
 static te_tensor *te__kept_gradient(te_tensor *grad) {
     te_tensor *kept = grad;
     if (grad->var) {
@@ -408,8 +408,8 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     return result;
 }
 /* Ends a te_backward whose leaves begin at te->tape.fresh[first]. Completes their gradients, or drops them after a
- * failure. An inner te_backward keeps in the list the leaves that no backward function made: the outer te_backward may
- * still fail. */
+ * failure. An inner te_backward keeps in the list the leaves that no backward function made. If the outer te_backward
+ * fails later, it drops their gradients too. */
 static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
     int i, kept = first;
     for (i = first; i < te->tape.num_fresh && result == TE_OK; i++) result = te__leaf_own(te, te->tape.fresh[i]);
@@ -432,8 +432,8 @@ static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
 
 /* ---- playing ---- */
 
-/* Checks that no saved tensor of a node was written after the forward pass. In a capture the forward pass is the last
- * launch. */
+/* Checks that no saved tensor of a node was written after the forward pass. For a node of a capture, the
+ * forward pass is the last launch of the graph. */
 static te_result te__check_saved(te_ctx *te, const te__node *node) {
     uint64_t at = node->arena && node->arena->launched_at > node->saved_at ? node->arena->launched_at : node->saved_at;
     char before[sizeof(te->module_path)], what[160], shape[TE__SHAPE_TEXT];

@@ -29,8 +29,8 @@ static bool te__opt_wants_remainders(const te_optimizer *opt, const te_tensor *p
 
 /* ---- te_initialize_state of FusedAdam ---- */
 
-/* Makes one state of a parameter, for te_initialize_state (`mended`) or te_initialize_state_legacy. Only
- * te_initialize_state accepts quantized parameters, and copies the flag `sharded`. */
+/* Makes one state of a parameter. `mended` is true for te_initialize_state, and false for te_initialize_state_legacy.
+ * Only te_initialize_state accepts quantized parameters, and copies the parameter's flag `sharded` to the state. */
 static te_result te__initialize_state(te_optimizer *opt, te_tensor *param, const char *name, bool zero_buffer,
                                       bool store_param_remainders, bool mended) {
     const char *const who = mended ? "te_initialize_state" : "te_initialize_state_legacy";
@@ -166,7 +166,7 @@ static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
 }
 
 /* Replaces the remainders of a parameter by a whole f32 master, after a bf16 parameter was cast to f32 or f16. The
- * parameter, cast back to bf16, is the upper half. This is exact inside the range of f16. */
+ * parameter, cast back to bf16, is the upper half of the master. Inside the range of f16 both casts are exact. */
 static te_result te__opt_whole_master(te__opt_param *p) {
     te__opt_state *s = &p->state[TE__OPT_MASTER], whole = TE_ZERO;
     const bool written = p->behind || te__opt_is_stale(p);

@@ -89,7 +89,7 @@ static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_clas
     return opt;
 }
 /* Adds groups, parameters and states to `opt`, and returns it. On an error destroys `opt` and returns NULL.
- * keep_started: checkpoints hold the `started` flags. */
+ * If keep_started is true, checkpoints hold the `started` flags. */
 static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt_groups *groups, bool keep_started) {
     te_ctx *te = opt->te;
     bool ok;
@@ -121,8 +121,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt
 
 /* ---- stepping ---- */
 
-/* Sets *grad to the gradient of a parameter, or to NULL. A main gradient takes precedence: the gradient on the tape is
- * added to it. */
+/* Sets *grad to the gradient of a parameter, or to NULL. If there is a main gradient, adds the gradient
+ * on the tape to it, and sets *grad to the main gradient. */
 static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
     *grad = te_tensor_grad(param);
@@ -185,7 +185,7 @@ static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
 }
 
 /* Appends a group's parameters to opt->order and their gradients to opt->grads. Skips parameters without a gradient.
- * `all` false: only matrices (`matrices`), or only the rest. */
+ * If `all` is false, takes only matrices (`matrices` is true) or only the other parameters (`matrices` is false). */
 static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
@@ -306,8 +306,8 @@ static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__o
 
 /* ---- loss scaling ----
  *
- * The host does not know which steps are skipped. A step writes its overflow flag to `found`. The next step first adds
- * this flag to `skipped`. The flag of a failed step is never counted. */
+ * The host does not know which steps are skipped. A step writes its overflow flag to te__opt_skips.found. The next step
+ * first adds this flag to te__opt_skips.skipped. The flag of a failed step is never counted. */
 
 /* Makes the tensors of te__opt_skips. The first step under loss scaling calls this. */
 static te_result te__skips_open(te_optimizer *opt) {
@@ -340,8 +340,9 @@ static te_result te__skips_open(te_optimizer *opt) {
     te__frame_end(te, NULL, 0);
     return s->found ? TE_OK : te_error_code(te);
 }
-/* Counts the overflow flag of the last step once, and clears the flag. If `step` is not NULL, computes its bias
- * corrections. `again`: this flag was counted before, and `found` belongs to `step` already. */
+/* Adds the overflow flag of the last step to te__opt_skips.skipped, if this was not done yet, and clears the flag. If
+ * `step` is not NULL, computes the bias corrections of `step`. `again` is true if te_grad_scaler_unscale has already
+ * counted the last step's flag and written the flag of `step`. Then no flag is counted or cleared. */
 static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool again) {
     te__opt_skips *s = &opt->skips;
     te_op_step_numbers_args args = TE_ZERO;
@@ -440,8 +441,8 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL);
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
     if (result == TE_OK) result = te__opt_requantize(opt, step.found_inf);
-    /* Masters match the parameters even after a failed step, so the versions are recorded. An `untouched` parameter may
-     * share memory with a stepped one. */
+    /* Masters match the parameters even after a failed step, so the versions are recorded. An `untouched` parameter
+     * that shares memory with a stepped one has a new version too. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched)
             opt->params[i].version = te__param_version(opt->params[i].param);
@@ -513,7 +514,7 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
 
 /* Returns the state `name` of a parameter, or NULL with an error. First updates a master that is older than its
- * parameter. *found: the parameter's entry. */
+ * parameter. Sets *found to the parameter's entry. */
 static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *param, const char *name,
                                           const char *function, te__opt_param **found) {
     te_ctx *te = opt->te;
@@ -607,8 +608,8 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
         }
     return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
-/* Prepares the states for saving. Updates masters that are older than their parameters: loading takes the master as the
- * value. Copies the flags `started` to their tensor. */
+/* Prepares the states for saving. Updates masters that are older than their parameters, because a loaded master counts
+ * as equal to its parameter. Copies the flags `started` to their tensor. */
 static te_result te__optimizer_before_save(te_optimizer *opt) {
     te_result result = TE_OK;
     bool copies;

@@ -181,8 +181,8 @@ static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     return te__times_into(out, s->x, s->scale);
 }
 
-/* Joins the bf16 parameter `upper` and the remainders in `s` into the f32 tensor `master`. `split`: splits `master`
- * into `upper` and `s` instead. */
+/* Joins the bf16 parameter `upper` and the remainders in `s` into the f32 tensor `master`. If `split` is true, splits
+ * `master` into `upper` and `s` instead. */
 static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, te_tensor *master, bool split) {
     const size_t n = (size_t)te__numel(upper), bytes = 2 * n * sizeof(float) + 1;
     float *whole = (float *)te__alloc(upper->te, bytes);
@@ -228,8 +228,8 @@ static te_result te__opt_take_master(te__opt_param *p) {
     return result;
 }
 
-/* Returns true if te.h's own operations quantize this parameter. They keep no reference to their input, so parameters
- * can share its memory. */
+/* Returns true if te.h's own operations quantize this parameter. These operations keep no reference to the tensor that
+ * they quantize, te__opt_param.value. So several parameters can share the memory of this tensor. */
 static bool te__opt_shares_value(const te_tensor *param) {
     te__quant_form form = param->quantized->cls->form;
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
@@ -284,8 +284,8 @@ static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_in
     }
     return result;
 }
-/* The tensor that the optimizer's operation updates for a parameter, and the master of this tensor. Without a master:
- * an empty state. */
+/* The tensor that the optimizer's operation updates for a parameter, and the master of this tensor. An empty state
+ * means that the tensor has no master. */
 static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
 static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;

@@ -83,7 +83,7 @@ TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, const te_
 
 // The two halves of a gated x have n columns each. They alternate in blocks of columns; a block may be a whole half.
 // te_act_at returns the index of the element in the first half. The second half is te_act_block elements further. With
-// ACT, eight neighbouring columns lie in one block.
+// ACT, the eight columns of a thread lie in one block.
 #if defined(ACT) && !defined(INTERLEAVED)
 TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64) { return row * 2 * n + column; }
 TE_DEV te_i64 te_act_block(te_i64 n, te_i64) { return n; }

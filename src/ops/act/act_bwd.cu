@@ -45,8 +45,8 @@ TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float
     }
 }
 
-// Six blocks per multiprocessor, not eight: with 32 registers a thread, the load of x would wait for the registers of
-// dy.
+// Six blocks per multiprocessor, not eight: eight blocks leave only 32 registers a thread, and then the load of x would
+// wait for the registers of dy.
 extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {
     te_follow();
     float largest = 0.0f, scale = 1.0f, seen = 0.0f;

@@ -64,7 +64,8 @@ static void te__act_values(const te__act_job *j, const float *gate, int64_t coun
         break;
     }
 }
-/* Computes dx. Stores its first half in `u` and its second half in `gate`; all of dx in `u` if not gated. */
+/* Computes dx. Stores its first half in `u` and its second half in `gate`. If the activation is not gated, stores all
+ * of dx in `u`. */
 static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count, float *u, float *gate) {
     float slope, f;
     int64_t k;

@@ -153,8 +153,8 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
                  lacks ? lacks : "eight elements a thread");
 }
 
-/* Fills the fields of *k that both kernels have in common. Returns NULL if the kernel can move eight elements at a
- * time, otherwise the reason. */
+/* Fills the fields of *k that scaled_act_fwd and scaled_act_bwd have in common. Returns NULL if the kernel can move
+ * eight elements at a time, otherwise the reason. */
 static const char *te__scaled_act_kargs_of(te__scaled_act_kargs *k, const te__plan *p, const te_tensor *x,
                                             const te_tensor *scales, const te_tensor *out, const te_tensor *dy,
                                             te_activation act, const te_activation_params *params) {

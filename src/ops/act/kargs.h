@@ -72,8 +72,8 @@ typedef struct te__act_bwd_kargs {
     int amax_dt;    /* amax is rounded to this format */
     int vector_x;   /* true: all rows of dy and x begin at multiples of 16 bytes; if gated, the rows of both halves of
                      * x */
-    int vector_dx;  /* true: all rows of dx begin at multiples of 16 bytes, or of 8 bytes if dx is FP8. Gated: the rows
-                     * of both halves. */
+    int vector_dx;  /* true: all rows of dx begin at multiples of 16 bytes, or of 8 bytes if dx is FP8. If gated, this
+                     * is true for the rows of both halves. */
     int vector_col; /* true: rows of col begin at multiples of 16 bytes */
 } te__act_bwd_kargs;
 

@@ -11,8 +11,8 @@
  *     TE__ACT_SIGMOID(k, x)         sigmoid(k x)
  *     TE__ACT_SIGMOID3(k1, k3, x)   sigmoid(k1 x + k3 x^3)
  *     TE__ACT_MAX0(x)               max(x, 0); 0 for NaN
- * GELU is the tanh form of Hendrycks and Gimpel, with sigmoid(2 u): 0.5 + 0.5 tanh(u) would lose digits by
- * cancellation. */
+ * GELU is the tanh form of Hendrycks and Gimpel, x (0.5 + 0.5 tanh(u)). It is computed as x sigmoid(2 u), because the
+ * sum would lose digits by cancellation. */
 #define TE__NONLINEARITIES(X)                                                                                        \
     X(gelu, TE__ACT_SIGMOID3(2.0f * 0.79788456f, 2.0f * 0.03567741f, x), x * s,                                      \
       s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * x * x), "gelu_pytorch_tanh", "gelu_new")        \

@@ -50,8 +50,8 @@ static te_activation te__activation_named(const char *name, te__act_form form) {
     }
     return TE_ACTIVATION_DEFAULT;
 }
-/* Writes the names of all activations of form `form` to `text`, and returns `text`. A name is the first one in
- * transformers. */
+/* Writes the names of all activations of form `form` to `text`, and returns `text`. If transformers has two names for
+ * an activation, writes the first one. */
 static const char *te__activation_names(te__act_form form, char *text, size_t size) {
     size_t used = 0;
     int a;
@@ -79,8 +79,8 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* Checks glu_interleave_size, *size. 0 becomes max(n, 1): halves that do not alternate. n is the number of columns of y
- * or dy. `with` names an excluding option, or is NULL. */
+/* Checks *size, the call's glu_interleave_size. Changes 0 to max(n, 1), which means halves that do not alternate. n is
+ * the number of columns of y or dy. `with` names an option of the call that excludes alternating halves, or is NULL. */
 static te_result te__check_interleave(te_ctx *te, const char *op, te_activation act, int64_t n, int64_t *size,
                                       const char *with) {
     const int64_t given = *size, whole = te__max(n, 1);

@@ -83,7 +83,7 @@ enum { CAP = X_CAP };
 // Returns tanh(scale * product / cap). The capped score is this number times the cap.
 TE_DEV float te_attn_tanh(const te__attn_kargs &a, float product) { return te__attn_tanh(product * a.x.softcap_in); }
 // Returns the derivative of the capped score by the scaled product. `tanh` is the result of te_attn_tanh. Rounding
-// could make the derivative negative.
+// could make the derivative negative, so it is limited to 0 .. 1.
 TE_DEV float te_attn_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
 // Returns the derivative of the score by the scaled product. log2(P) + lse2 is the capped score in units of log2.
 TE_DEV float te_attn_slope_of(const te__attn_kargs &a, float p, float lse2) {
@@ -188,7 +188,8 @@ template <int EXTRA> struct te_attn_of {
     TE_DEV static te_i64 lse_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_q; }
     TE_DEV static te_i64 work_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_pad; }
     TE_DEV static bool in_fp8(const te__attn_kargs &) { return false; }
-    // Returns the factor that turns S into units of log2. With EXTRA = 1, te_adjust has already scaled S.
+    // Returns the factor that turns S into units of log2. With EXTRA = 1, te_adjust has already scaled S, so the factor
+    // is 1.
     TE_DEV static float scale2(const te__attn_kargs &a) { return a.scale2; }
     TE_DEV static float slope2(const te__attn_kargs &, int, int) { return 0.0f; }
     TE_DEV static float score2(const te__attn_kargs &a, sequence s, int, int, int i, int j, float product, float) {
@@ -300,8 +301,8 @@ template <> struct te_attn_rounding<1> {
     }
 };
 
-// Returns the softmax's offset of head h in units of log2: an additional exponent in the denominator. Returns -inf
-// without an offset.
+// Returns the softmax's offset of head h in units of log2. The denominator has the additional term 2^offset. Returns
+// -inf without an offset.
 TE_DEV float te_attn_sink2(const te__attn_kargs &a, int h) {
     return a.x.softmax == TE_SOFTMAX_LEARNABLE    ? a.x.sink[h] * TE_LOG2E
            : a.x.softmax == TE_SOFTMAX_OFF_BY_ONE ? 0.0f
@@ -327,15 +328,15 @@ TE_DEV void te_attn_raise(float *logit, float top2) {
         atomicMin((te_u32 *)logit, __float_as_uint(v));
 }
 
-// Returns word w of dropout's bits (see te__attn_keep_word in sequence.h). The four lanes of a quad pass one w. Each
-// lane computes one Philox block of the word.
+// Returns word w of dropout's bits (see te__attn_keep_word in sequence.h). The four lanes of a quad pass the same w.
+// Each lane computes one Philox block of the word.
 TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     const int lane = threadIdx.x & 31;
     const te_u32 threshold = te__attn_threshold(&a);
     // Bit i of the word is 1 if the 16-bit random number i is at least the threshold. Each lane of a quad draws four
     // bits of all 32 numbers.
-    // If these four bits equal the threshold's, the lower bits decide. from_less assumes that they are less than the
-    // threshold's, from_more that they are not.
+    // If these four bits equal the threshold's, the lower bits decide. from_less assumes that the lower bits are less
+    // than the threshold's, from_more that the lower bits are not less.
     te_u32 bits[4], from_less, from_more;
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);

@@ -34,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
     float *v = WIDE ? k : k + TE__ATTN_LANES * ld_k;
     float *sums = v + TE__ATTN_LANES * ld_v;
 
-    // With a soft cap dS lacks the derivative of the cap, for which dp_scale is made (see te_attn_fp8). So dS is not
-    // rounded here.
+    // dp_scale is made for dS times the derivative of the soft cap (see te_attn_fp8). Here dS lacks this derivative. So
+    // with a soft cap dS is not rounded here.
     te_attn_rounding<1> rounded(a.x.softcap > 0.0f ? 0 : a.x.dp_dt, a.x.dp_scale);
     float acc[TE_MINE];
 #pragma unroll

@@ -86,8 +86,8 @@ struct te_producer {
         if (bytes) te_mbar_expect(bar + 8 * (FULL + at.stage), bytes);
         else te_mbar_arrive(bar + 8 * (FULL + at.stage));
     }
-    // Loads the panels of both operands, one stage for each pair of panels. `first`: the current stage already has a
-    // message.
+    // Loads the panels of both operands, one stage for each pair of panels. If `first` is true, the current stage
+    // already has a message.
     template <int CHANNELS>
     TE_DEV void load(const void *rows, int row, int head, int batch_q, const void *keys, int key, int group,
                      int batch_kv, bool first) {
@@ -122,7 +122,8 @@ struct te_producer {
         load<X_D>(a.q_map, (int)seq.q_at + row, h, batch_q, a.k_map, (int)seq.kv_at + key, group, batch_kv, true);
         load<X_D_V>(a.do_map, (int)seq.q_at + row, h, batch_q, a.v_map, (int)seq.kv_at + key, group, batch_kv, false);
     }
-    // Sends one PAIR message for each pair of a tile of the gradient, in a fixed order. Then sends the PUT message.
+    // Sends the PAIR messages for the pairs of query and key tiles whose dS are summed in tile `number` of dB, in a
+    // fixed order. Then sends the PUT message.
     TE_DEV void tile(te_u32 number) {
         const te__attn_kargs &k = a.a;
         const te__attn_extra &x = k.x;
@@ -160,7 +161,8 @@ struct te_producer {
     }
 };
 
-// Transposes four words of each lane of a quad: lane k gets word k of every lane, four neighbouring words of a row.
+// Transposes four words of each lane of a quad: lane k gets word k of every lane. These are four neighbouring words of
+// a row.
 TE_DEV void te_transpose_quad(te_u32 (&v)[4]) {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
     te_u32 x = __shfl_xor_sync(TE_ALL, odd ? v[0] : v[1], 1), y = __shfl_xor_sync(TE_ALL, odd ? v[2] : v[3], 1);
@@ -213,8 +215,8 @@ struct te_consumer {
             te_multiply<0, 0, false>(d, left + panel[i >> 2] + (i & 3) * 2, right + panel[i >> 2] + (i & 3) * 2);
         te_wgmma_commit();
     }
-    // Loads the bias of a pair of tiles: its first words to registers. With KEPT, loads all of it to shared memory,
-    // once for each tile of dB (`fresh`).
+    // Without KEPT, loads the first words of the bias of a pair of tiles to registers. With KEPT, loads all words to
+    // shared memory, but only if `fresh` is true, which is once for each tile of dB.
     TE_DEV void load_bias(te_bias_rows<N> &bias, int b, int h, int row, int key, bool fresh) const {
         if (KEPT && !fresh) return;
         bias.open(a.a, b, h, row + own, key + column);

@@ -370,8 +370,8 @@ struct te_keys_of : te_consumer<D> {
             te_wgmma_wait<0>();
             gathered();
         }
-        // dK overwrites the first stages of Q in shared memory. `values` has read all of Q before it sends its last
-        // P^T.
+        // dK overwrites the first stages of Q in shared memory. The warpgroup of te_values has read all of Q before it
+        // sends its last P^T, and this P^T has arrived here.
         store(AT_Q, a.dk_map, a.a.dk, a.a.d, a.a.scale, 1);
     }
 };

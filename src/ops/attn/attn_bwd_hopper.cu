@@ -127,8 +127,8 @@ TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &
     return count;
 }
 
-// Calls `box` for each box of 64 queries by 64 keys of the bias of tile m and consumer w. The last argument of `box` is
-// its number.
+// Calls `box` for each box of 64 queries by 64 keys of the bias of tile m and consumer w. The last argument is the
+// number of the box.
 template <class BOX>
 TE_DEV void te_bias_boxes(const te__attn_bwd_hopper_kargs &a, const te_keys &t, int head, int m, int w, BOX box) {
     for (int i = 0; i < BQ / 64; i++)
@@ -225,7 +225,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     const int key = t.n * BK + 64 * w + 16 * warp + (lane >> 2); // this thread's upper key
     const te__attn_extra &x = a.a.x;
     // tail_q: the last tile of queries goes on beyond the end of the sequence, and q has rows there.
-    // tail_kv: the same for this block of keys and k.
+    // tail_kv: this block of keys goes on beyond the end of the sequence, and k has rows there.
     const bool tail_q = t.s_q % BQ != 0 && t.s_q < (x.packed_q ? x.t_q - t.q_at : a.a.s_q);
     const bool tail_kv = (t.n + 1) * BK > t.s_kv && t.s_kv < (x.packed_kv ? x.t_kv - t.kv_at : a.a.s_kv);
     const int diagonal = x.bottom_right ? t.s_kv - t.s_q : 0; // ALiBi's offset of the diagonal

@@ -437,8 +437,8 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < (DROPOUT ? BN / 4 : 0); i++) p[i] &= keep.pair(i % 2, i / 2);
     }
-    // load_before loads the bias of block n before the products, so that they overlap. load_behind loads it after their
-    // start.
+    // load_before loads the bias of block n before the products start, so that load and products overlap. load_behind
+    // loads the bias after the products have started.
     TE_DEV void load_before(int n) {
         if (BIAS && PAIRS && !TILES) bias.load(n * BN);
     }
@@ -447,7 +447,8 @@ struct te_consumer {
         if (TILES) {
             const int at = w * STAGES_B + b.stage;
             te_mbar_wait(bar + 8 * (FULL_B + at), b.parity);
-            // `read` is always 0, but only after ldmatrix has read the tile. So the arrival waits for ldmatrix.
+            // `read` is always 0, but it is computed from words that ldmatrix reads. The address of the arrival
+            // contains `read`, so the arrival waits for ldmatrix.
             const te_u32 read = bias.take(smem + AT_B + at * TILE_B);
             __syncwarp();
             if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_B + at) + read);

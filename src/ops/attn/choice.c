@@ -60,7 +60,7 @@ static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t hea
     return te__attn_stride_fits(x->s, rows) && te__attn_stride_fits(x->h, heads) && te__attn_stride_fits(x->b, batch);
 }
 
-/* The smallest soft cap whose gradients run on tensor cores. Some of their kernels compute the cap's derivative from
+/* The smallest soft cap whose gradients run on tensor cores. Some tensor-core kernels compute the cap's derivative from
  * log2(P) + lse2. The derivative's error is about 1e-6 / (cap * log2(e)): 7e-5 at this cap. */
 #define TE__ATTN_TINY_CAP 1e-2f
 
@@ -80,8 +80,8 @@ static te__attn_views te__attn_views_of(const te__attn_kargs *a, bool backward) 
     return v;
 }
 
-/* Returns true if the problem has feature f. An optional tensor without memory has no address yet, so its format is
- * tested. */
+/* Returns true if the problem has feature f. Optional tensors are found by their format and not by their address,
+ * because a tensor without memory has no address yet. */
 static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, bool backward, te__attn_feature f) {
     const te__attn_views v = te__attn_views_of(a, backward);
     const te__attn_extra *x = &a->x;
@@ -125,7 +125,7 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     return false;
 }
 
-/* Returns the fastest kernels that can run the problem; 0: the general kernels. Writes the reason to the plan. */
+/* Returns the fastest kernels that can run the problem, or 0 for the general kernels. Writes the reason to the plan. */
 static int te__attn_choose(te__plan *p, const te__attn_kargs *a, bool mod, bool backward) {
     int serves = TE__ATTN_MMA | TE__ATTN_HOPPER, f;
     te__plan_why(p, te__attn_why_hopper);

@@ -6,7 +6,8 @@
  *   Soft cap: S_ij = cap tanh(scale q_i k_j / cap); dQ and dK have (1 - (S_ij / cap)^2) dS_ij in place of dS_ij.
  *   Bias B: S_ij = scale q_i k_j + c B_ij; dB = c dS, summed over the dimensions along which B repeats.
  *   Offset a of the softmax: its denominator has the additional term e^a; da = - sum_i e^(a - lse_i) D_i.
- *   FP8: drop(P) and dS are rounded to codes where they are multiplied, and in dB; then D_i is sum_j P_ij dP_ij.
+ *   FP8: the products with v, dO, k and q use drop(P) and dS rounded to codes, and D_i is sum_j P_ij dP_ij. dB also
+ *   uses the rounded dS, except with a soft cap.
  *
  * Query rows are processed in blocks of 32. Their scores are [keys, 32], so that the scores of one key are a vector.
  * A task has all query heads of one head of K and V. Every sum has a fixed order, whichever thread computes it. */
@@ -21,7 +22,8 @@ enum { TE__ATTN_WIDE = 16, TE__ATTN_QUAD = 4, TE__ATTN_BLOCK = 32 };
 #endif
 
 /* Computes out[r][0 .. 15] += sum over i < n of a[r * row + i * step] * b[i * ld + 0 .. 15], for r = 0 .. 3. Rows of
- * `out` are out_ld elements apart. Sums of up to 64 terms are in f32, for vectors; their sum is in double. */
+ * `out` are out_ld elements apart. Up to 64 terms are summed in f32, so that compilers vectorize the loop. These sums
+ * are added in double. */
 static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t row, int64_t step, const float *b,
                           int64_t ld, int64_t n) {
     enum { W = TE__ATTN_WIDE };
@@ -227,7 +229,8 @@ static bool te__attn_next_run(const te__attn_block *block, int64_t *from, int64_
     return *from < *to;
 }
 
-/* Computes out[j][r] = scale * (row j of x) . (column r of tile); `none` for keys in empty blocks of the block mask. */
+/* Computes out[j][r] = scale * (row j of x) . (column r of tile). For keys in empty blocks of the block mask, out[j][r]
+ * is `none`. */
 static void te__attn_scores(const te__attn_block *block, float *out, const float *x, int64_t padded, const float *tile,
                             int64_t d, double scale, float none) {
     int64_t from, to = block->begin, j, r, c, half;
@@ -272,8 +275,8 @@ static void te__attn_seen_by(const te__attn_block *block, int64_t j, int64_t *fr
     *to = j < block->end ? te__max(*from, te__min(block->n, j - block->seq->lo - block->first + 1)) : *from;
 }
 
-/* Applies the soft cap to the scores s [keys, BLOCK]. `factor` gets its derivative. In the pass for dB (`table`) it
- * gets 1, because the bias is added after the cap. */
+/* Applies the soft cap to the scores s [keys, BLOCK]. `factor` gets the cap's derivative. In the pass for dB (`table`)
+ * `factor` gets 1, because the bias is added after the cap. */
 static void te__attn_cap(const te__attn_kargs *a, const te__attn_block *block, float *s, float *factor, bool table) {
     const float cap = a->x.softcap;
     int64_t j, r;
@@ -321,8 +324,8 @@ static bool te__attn_is_full(const te__attn_block *block, int64_t j) {
                                                        (int)j) == (int)TE_ATTN_BLOCK_FULL;
 }
 
-/* Applies the user's rule *m to the scores s [keys, BLOCK]. `factor` gets its derivative or, if `capped` is true, is
- * multiplied by it. */
+/* Applies the user's rule *m to the scores s [keys, BLOCK]. `factor` gets the rule's derivative or, if `capped` is
+ * true, is multiplied by the rule's derivative. */
 static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor, bool capped) {
     int64_t j, r, from, to;
     if (!m->score_fn && !m->mask_fn) return;
@@ -491,7 +494,8 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
             *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
             if (s->factor && j < block->end && r < block->n) *x *= s->factor[j * TE__ATTN_BLOCK + r];
         }
-    /* dp_scale belongs to dS times the derivative of the cap, which the dS of dB does not have. */
+    /* dp_scale is made for dS times the derivative of the cap. The dS of dB lacks this derivative, so it is not
+     * rounded. */
     if (w->table && a->x.softcap > 0.0f) return;
     /* the main pass records the amax of the same dS */
     te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, w->table ? NULL : s->amax);
@@ -513,7 +517,8 @@ static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s
                        a->scale);
 }
 
-/* Runs a task of the pass for dB: up to 32 rows, summed over all sequences, heads and query rows that share them. */
+/* Runs a task of the pass for dB: computes up to 32 rows of dB, summed over all sequences, heads and query rows that
+ * share these rows. */
 static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
     const te__attn_kargs *a = &w->a;
     const te__attn_extra *x = &a->x;
@@ -627,7 +632,7 @@ static te_result te__attn_pass(te_ctx *te, te__attn_work *w) {
     return TE_OK;
 }
 
-/* Sets all rows of a packed tensor to 0, for rows that belong to no sequence. */
+/* Sets all rows of a packed tensor to 0, so that rows that belong to no sequence are 0. */
 static void te__attn_clear_rows(const te__attn_view *x, int64_t rows, int64_t heads, int64_t n) {
     const double zeros[TE__ATTN_MAX_D] = TE_ZERO;
     int64_t i, h;

@@ -30,8 +30,8 @@ static int64_t te__attn_dkv_shared(te__attn_tiles t) {
     return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile) + 16 * t.tile;
 }
 
-/* Choose tiles so that O, S and dP fit into registers, and two blocks on a multiprocessor where that helps. `extras`
- * needs registers, so tiles are smaller. */
+/* The next functions choose tiles so that O, S and dP fit into registers and, where that helps, two blocks fit on a
+ * multiprocessor. The options of te__attn_extra (`extras`) need registers, so with them tiles are smaller. */
 static te__attn_tiles te__attn_fwd_tiles(const te__plan *p, int d, bool dropout, bool extras) {
     te__attn_tiles t;
     t.d = d;
@@ -72,8 +72,8 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
 static bool te__attn_is_wide(const te__attn_kargs *a) { return te__max(a->d, a->d_v) > TE__ATTN_CHUNK; }
 /* Returns the bytes of shared memory of a general kernel. A thread block owns TE__ATTN_ROWS queries (keys for dK and
  * dV) of tensors with `mine` and `mine2` channels. It reads TE__ATTN_LANES rows at a time of tensors with `theirs` and
- * `theirs2` channels. mine2 and theirs2 may be 0. Wide heads have one chunk of one tensor each. Each pair of rows has a
- * weight. */
+ * `theirs2` channels. mine2 and theirs2 may be 0. For wide heads, shared memory holds one chunk of one tensor on each
+ * side. It also holds an f32 weight for each pair of an owned row and a row that is read. */
 static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, int64_t mine2, int64_t theirs,
                                        int64_t theirs2) {
     int64_t rows, lanes;
@@ -121,8 +121,8 @@ static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool bac
     te__plan_with(p, "attn", "attn_clear", te__max(1, te__div_up(rows, 8)), 256, a, sizeof(*a));
 }
 
-/* Launches the kernels for the gradients of the bias and of the softmax's offset (`sink`), after lse2 and delta. `bits`
- * is NULL without Hopper's kernels. */
+/* Launches the kernels for the gradients of the bias and of the softmax's offset (`sink`). They read lse2 and delta,
+ * which earlier kernels make. `bits` is NULL without Hopper's kernels. */
 static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod,
                                         const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;

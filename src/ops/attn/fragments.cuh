@@ -22,8 +22,8 @@ template <int D> struct te_tile {
     TE_DEV static te_u32 piece(int row, int piece) { return (te_u32)(row * ROW + piece * 16); }
 };
 
-// Finds rows that may lie in pages (PAGED 1: keys). away() returns the row's address minus its address in a contiguous
-// sequence, in bytes.
+// Finds rows of a head. With PAGED = 1, the rows are keys, which may lie in pages. away() returns the row's address
+// minus its address in a contiguous sequence, in bytes.
 template <int PAGED> struct te_paging {
     TE_DEV te_paging(const te__attn_view &, int, const te__attn_extra *) {}
     TE_DEV te_i64 away(int, te_i64, int) const { return 0; }
@@ -190,8 +190,8 @@ template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_
         }
 }
 
-// Turns products into scores in units of log2, or -inf where row i does not see key j. `row` and `column` belong to
-// this lane's first element. With TRANSPOSED rows are keys.
+// Turns products into scores in units of log2, or -inf where row i does not see key j. `row` is the query and `column`
+// the key of this lane's first element. With TRANSPOSED, the rows of a fragment are keys.
 template <int DT, bool TRANSPOSED, int M, int N>
 TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__attn_seq &seq, int b, int h, int row,
                       int column, float slope2) {

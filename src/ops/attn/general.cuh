@@ -2,8 +2,8 @@
 // and strides.
 //
 // A block of four warps owns 16 queries (keys for dK and dV), four for each warp. It reads 32 rows of the opposite
-// tensor at a time. For scores, each lane has one of the 32 rows. For sums over them, each lane has channels lane + 32
-// t.
+// tensor at a time. For scores, each lane has one of the 32 rows. For sums over these rows, each lane has channels lane
+// + 32 t.
 //
 // WIDE: heads of more than TE__ATTN_CHUNK channels are processed in chunks. Products are summed over the chunks. Block
 // y of the grid writes chunk y of the result. Shared memory holds one chunk of the 16 rows and one of the 32 rows.
@@ -64,11 +64,11 @@ TE_DEV te__attn_view te_attn_channels(const te__attn_view &x, int c) {
     y.p = (char *)x.p + (te_i64)c * (x.dt == TE_F32 ? 4 : 2);
     return y;
 }
-// Returns how many of the d channels are in the chunk from channel c on; 0 or negative: none.
+// Returns how many of the d channels are in the chunk from channel c on; 0 or a negative number means none.
 TE_DEV int te_attn_chunk(int d, int c) { return min(TE__ATTN_CHUNK, d - c); }
 
-// As te_attn_products, for wide heads. The operands are 16 rows of x, from row `first` of head hx on, and 32 rows of y,
-// from row `other` of head hy on.
+// Does the work of te_attn_products for wide heads. The operands are 16 rows of x, from row `first` of head hx on, and
+// 32 rows of y, from row `other` of head hy on.
 TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te__attn_view &x, int hx, int first,
                                        int end_x, float *theirs, const te__attn_view &y, int hy, int other, int end_y,
                                        int b, int d, const te__attn_extra *paged = 0) {

@@ -45,8 +45,8 @@ static int te__attn_together(const te__attn_kargs *a) {
 }
 
 /* X(option, condition, value, two): if `condition` is true, a Hopper kernel gets `option` with `value`. `two` is 1 if
- * tiles must have 128 rows. With 192 rows there are no registers for the option, or two blocks of the block mask
- * (X_BLOCKS). */
+ * tiles must have 128 rows. Tiles of 192 rows leave no registers for such an option or, with X_BLOCKS, would lie in two
+ * blocks of the block mask. */
 #define TE__ATTN_STEPS(X)                                                                \
     X("X_CAP", a->x.softcap > 0.0f, 1, 1)                                                \
     X("X_ALIBI", a->x.alibi, 1, 0)                                                       \
@@ -96,7 +96,7 @@ static bool te__attn_needs_two_waves(const te__attn_kargs *a, const char *mod) {
 }
 
 /* Launches attn_dropout_bits, and returns where the bits are. `keys` is the number of keys of a block in the kernels
- * that read them. `words` is NULL without dropout, or above 2 GB. */
+ * that read the bits. Field `words` of the result is NULL without dropout, or if the bits would fill more than 2 GB. */
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
     const int64_t of_all =
         a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
@@ -172,7 +172,8 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     te__attn_bits bits;
     te__attn_table line = TE_ZERO;
     te__attn_hopper_heads(a, &d, &d_v);
-    /* A block of a block mask has 128 keys. 64 keys lie in one block, but 96 keys (d_v of 192) may lie in two. */
+    /* A block of a block mask has 128 keys. A tile of 64 keys lies in one block, but a tile of 96 keys (d_v of 192) may
+     * lie in two. So the kernel for 256 channels runs, whose tiles have 64 keys. */
     if (a->x.blocks.dt != TE_DTYPE_NONE && d_v == 192) d = d_v = 256;
     /* Tiles of 192 rows take fewer cycles per row. But if there are few of them, more of the chip is idle. */
     waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2;
@@ -251,7 +252,7 @@ static te_result te__attn_bwd_too_large(te__plan *p, const te__attn_kargs *a) {
 }
 
 /* Plans the backward pass for heads above 128 channels. dK and dV of 128 keys would not fit into registers. So one
- * kernel computes them for 64 keys, another one dQ. */
+ * kernel computes dK and dV for 64 keys, and another one computes dQ. */
 static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
                                         te__attn_bits *bits) {
     const int64_t keys = te__div_up(a->s_kv, 64), queries = te__div_up(a->s_q, 128),
@@ -316,7 +317,7 @@ static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_k
 }
 
 /* Plans the backward pass. `rows` is the number of rows of lse2 and delta that attn_bwd_rows handles. The kernel for 64
- * channels has no registers for dropout's bits. */
+ * channels has no registers for dropout's bits, so dropout uses the kernel for 128 channels. */
 static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
                                           te__attn_bits *bits) {
     const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
@@ -357,10 +358,12 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     return sums ? te__attn_put_bias_sums(p, &k) : p->result;
 }
 
-/* The number of tiles of dB that keeps a chip busy. Fewer tiles are cut into partial sums. It does not depend on the
- * chip, so that the bits do not. Tiles of a shared bias are uneven. */
+/* The number of tiles of dB that keeps a chip busy. If dB has fewer tiles, each tile is divided into partial sums. The
+ * number does not depend on the chip, so that the bits of dB do not. Tiles of a shared bias take unequal time, so more
+ * of them are needed. */
 enum { TE__ATTN_BIAS_TILES = 264, TE__ATTN_BIAS_TILES_SHARED = 1056 };
-/* Plans the gradient of the bias, after lse2 and delta. Nothing to plan with te__attn_bias_in_sums. */
+/* Plans the gradient of the bias, after the kernels that make lse2 and delta. Plans nothing if te__attn_bias_in_sums is
+ * true: another kernel then makes this gradient. */
 static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a, const char *mod,
                                            const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;

@@ -84,8 +84,8 @@ TE_DEV const te_u8 *te_blocks_of(const te__attn_kargs &a, int b, int h, int i) {
     const te__attn_table &t = a.x.blocks;
     return (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
 }
-// Returns the last block of begin .. end - 1 (BN keys each) that is not empty in the block mask, or begin - 1. `full`:
-// that block is TE_ATTN_BLOCK_FULL. All 32 threads of the warp must call this function.
+// Returns the last block of begin .. end - 1 (BN keys each) that is not empty in the block mask, or begin - 1. Sets
+// `full` to true if that block is TE_ATTN_BLOCK_FULL. All 32 threads of the warp must call this function.
 template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, bool &full) {
     const int lane = threadIdx.x & 31;
     for (; end > begin; end -= 32) {
@@ -114,9 +114,10 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) 
 // A tile of BM queries of a head. Blocks begin .. end - 1, of BN keys each, have the keys that any of these queries
 // sees.
 //
-// Numbers of tiles go through `together` heads at a time, so that their keys stay in the L2 cache. The last rows of
-// each head come first: a causal mask gives them the most work. Neighbouring numbers are heads of one sequence. With
-// BY_HEAD they are one head of several sequences, which may share a bias.
+// Numbers of tiles go through `together` heads (see te__attn_order) at a time, so that the keys of these heads stay in
+// the L2 cache. The last rows of each head come first: a causal mask gives them the most work. Tiles with neighbouring
+// numbers belong to heads of one sequence. With BY_HEAD they belong to one head of several sequences, which may share a
+// bias.
 template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     int begin, end;
     int row, head, batch;
@@ -178,9 +179,9 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
 
 // Block n of BK keys of a head of K and V, and the tiles m_begin .. m_end - 1 of BQ queries that see any of these keys.
 //
-// `number` goes through `together` heads first, then through n. The first keys come first: a causal mask gives them the
-// most work. Neighbouring numbers are heads of one sequence. With BY_HEAD they are one head of several sequences, which
-// may share a bias.
+// `number` goes through `together` heads (see te__attn_order) first, then through n. The first keys come first: a
+// causal mask gives them the most work. Blocks with neighbouring numbers belong to heads of one sequence. With BY_HEAD
+// they belong to one head of several sequences, which may share a bias.
 template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
     int n, head, batch; // head: a head of keys
     int s_q, s_kv, lo, hi, q_at, kv_at, kv_end;
@@ -277,8 +278,8 @@ template <int PANELS> TE_DEV void te_clear_rows64(te_u32 tile, int from) {
 }
 
 // Stores 64 rows of a gradient from a warpgroup's accumulators, through shared memory at `from`. A thread's upper row
-// is multiplied by `by[0]`, its lower row by `by[1]`; 0 gives 0, even for NaN. The first row goes to row `row` of the
-// view. A packed tensor gets the first `rows` rows only. `named` is a named barrier.
+// is multiplied by `by[0]`, its lower row by `by[1]`. A factor of 0 turns even NaN into 0. The first row goes to row
+// `row` of the view. A packed tensor gets the first `rows` rows only. `named` is a named barrier.
 template <int N>
 TE_DEV void te_store_gradient(const float (&d)[N], const float (&by)[2], te_u32 from, const void *map,
                               const te__attn_view &view, bool packed, int d_of_head, te_i64 row, int rows, int head,

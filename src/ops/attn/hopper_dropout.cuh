@@ -1,8 +1,8 @@
-// ops/attn/hopper_dropout.cuh: the elements of P that dropout keeps, for the attention kernels of sm_90a. It depends on
-// the layout of fragments of S. It must not depend on a kernel's pipeline.
+// ops/attn/hopper_dropout.cuh: the elements of P that dropout keeps, for the attention kernels of sm_90a. This file
+// depends on the layout of fragments of S. It must not depend on a kernel's pipeline.
 //
-// X_DROPOUT: 0: none. 1: the bits lie in memory (attn_dropout_bits.cu). 2: they would be too large, so the kernels draw
-// them.
+// X_DROPOUT: 0: none. 1: the bits lie in memory (attn_dropout_bits.cu). 2: the bits would need too much memory, so the
+// kernels draw them.
 #pragma once
 #include "ops/attn/hopper_scores.cuh"
 

@@ -44,14 +44,15 @@ enum {
 TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E : CAP ? a.x.softcap2 : a.scale2; }
 // Returns the factor that turns S into the scores that the user's rule gets.
 TE_DEV float te_score_scale(const te__attn_kargs &a) { return CAP ? a.x.softcap : a.scale; }
-// Replaces products by their tanh if there is a soft cap. It must run before elements become -inf: then the derivative
-// 1 - S^2, clamped to 0 .. 1, is 0 for them.
+// Replaces products by their tanh if there is a soft cap. It must run before masks set elements of S to -inf: for
+// S = -inf the derivative 1 - S^2, clamped to 0 .. 1, is 0.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 #pragma unroll
     for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);
 }
-// Replaces a thread's products by their tanh if there is a soft cap. `near` allows a cheaper polynomial. It must be
-// false for a tile with rows or keys beyond the sequence: another sequence must not change the result.
+// Replaces a thread's products by their tanh if there is a soft cap. `near` allows a cheaper polynomial, which is
+// used if all products of the thread are small. `near` must be false for a tile with rows or keys beyond the sequence:
+// those may be of another sequence, which must not change the result.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool near) {
     static_assert(N % 16 == 0, "whole parts");
     if (!CAP) return;
@@ -153,7 +154,7 @@ template <int N> struct te_bias_rows {
         else load_part<false>(first);
     }
     // Reads all words from a tile of 64 rows in shared memory, in TMA's layout. The result is 0, and depends on every
-    // load.
+    // load: an instruction that uses it waits for the loads.
     TE_DEV te_u32 take(te_u32 tile) {
         const int row = threadIdx.x & 127;
         te_u32 any = 0;
@@ -188,8 +189,8 @@ template <int N> struct te_bias_rows {
     }
 };
 
-// Sets a thread's fragment of S to -slope |distance|; ADD adds it. `at` is the first element's distance (key - query).
-// `least` is the warp's least distance.
+// Sets a thread's fragment of S to -slope |distance|, or adds that to it (ADD). `at` is the first element's distance,
+// column - row. `least` is the warp's least distance.
 template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope, int at, int least) {
     const bool rising = least >= 0, falling = least + 2 * N + 14 <= 0;
     if (rising || falling) { // the distance is linear along a row, so it changes by constants
@@ -332,7 +333,7 @@ template <int N> struct te_bias_columns {
         return te_ldg2(p);
     }
     // Loads the bias of queries i, i + 1, i + 8, i + 9, ... and keys j and j + 8. A query or key that does not exist
-    // reads another one. Registers cannot hold all addresses.
+    // reads another one. One address moves from query to query, since registers cannot hold all addresses.
     TE_DEV static void load(float (&s)[N], const te__attn_kargs &a, int b, int h, int i, int j) {
         const te__attn_table &t = a.x.bias;
         const te_i64 upper = SIZE * t.j * min(j, a.s_kv - 1), right = SIZE * t.j * min(j + 8, a.s_kv - 1) - upper,

@@ -5,9 +5,9 @@
 
 /* The address, strides and format of q, k, v, o or one of their gradients. Channels are contiguous. */
 typedef struct te__attn_view {
-    long long s, b, h; /* Strides in elements: s between positions, b between sequences, h between heads. No kernel
-                        * modifies s. So s is first: NVRTC 12.0 reads the first member of a modified copy from the
-                        * original. */
+    long long s, b, h; /* Strides in elements: s between positions, b between sequences, h between heads. In a
+                        * modified copy of a view, NVRTC 12.0 reads the first member from the original. So the first
+                        * member is s, which no kernel modifies. */
     void *p;           /* element [0, 0, 0, 0] */
     int dt;            /* te_dtype */
 } te__attn_view;
@@ -23,8 +23,8 @@ typedef struct te__attn_table {
  * `right`. */
 typedef struct te__attn_extra {
     int on;                    /* 1: an option other than the causal mask, the diagonal and the window is used */
-    int causal, bottom_right;  /* `causal` is 1 if the mask has a diagonal. bottom_right is 1 if it ends at the last row
-                                * and key, 0 if it begins at row 0 and key 0. */
+    int causal, bottom_right;  /* `causal` is 1 if the mask has a diagonal. bottom_right is 1 if the diagonal ends at
+                                * the last row and key, 0 if it begins at row 0 and key 0. */
     int left, right;           /* the window: number of keys that a row sees left and right of the diagonal; -1: no
                                 * bound */
     int packed_q, packed_kv;   /* 1: sequences are stored one after the other, without a batch dimension (TE_THD) */
@@ -168,7 +168,7 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
     te__attn_table to;    /* dB, or f32 partial sums of dB [parts, dbias_b, dbias_h, dbias_i, keys], or
                            * attn_bwd_hopper.cu's bias_sum */
     te__attn_kargs a;
-    te__attn_order order; /* tiles: number of tiles of all parts; rows: number of tiles of 128 queries */
+    te__attn_order order; /* order.tiles: the tiles of all parts; order.rows: the number of tiles of 128 queries */
     int parts, tiles_of_part;
     int aligned;          /* true: rows of `to` can be written 16 bytes at a time (f32: 8 bytes) */
     float by;             /* factor by which the sums are multiplied */
@@ -183,8 +183,9 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
  * - 512: sums of a tile's columns. */
 #define TE__ATTN_DBIAS_SHARED (7 * 32768 + 6 * (48 + 16) + 512)
 
-/* TE__ATTN_BYTES: `rows` rows of d channels, in whole panels of 64 channels. TE__ATTN_FWD_* are for attn_fwd_hopper.cu:
- * keys of a block, stages of Q, bytes. `waves` counts consumer warpgroups. */
+/* TE__ATTN_BYTES is the bytes of `rows` rows of d channels, in whole panels of 64 channels. TE__ATTN_FWD_* are sizes of
+ * attn_fwd_hopper.cu: the keys of a block, the stages of Q, and bytes of shared memory. `waves` counts consumer
+ * warpgroups. */
 #define TE__ATTN_BYTES(rows, d) ((rows) * 128 * (((d) + 63) / 64))
 #define TE__ATTN_FWD_KEYS(d, d_v) ((d) <= 128 || (d_v) <= 128 ? 128 : (d) <= 192 ? 96 : 64)
 #define TE__ATTN_FWD_STAGES_Q(d, d_v, waves) ((d) <= 128 ? 2 : 1)
@@ -206,7 +207,7 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
 #define TE__ATTN_BIAS_STAGES(d, d_v, waves) (TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, 2) <= TE__ATTN_SHARED_MAX ? 2 : 1)
 #define TE__ATTN_BIAS_SHARED(d, d_v, waves) TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, TE__ATTN_BIAS_STAGES(d, d_v, waves))
 /* Shared memory of attn_fwd_hopper.cu with a bias that all queries share (X_KEYS). TE__ATTN_KEYS_BYTES is for operand A
- * (64 rows of 16 bytes), two stages of operand B (16 bytes per key), and zeros of one stage. Above 64 channels O shares
+ * (64 rows of 16 bytes), two stages of operand B (16 bytes per key), and a stage of zeros. Above 64 channels O shares
  * Q's memory. */
 #define TE__ATTN_KEYS_BYTES(d, d_v) (1024 + 3 * 16 * TE__ATTN_FWD_KEYS(d, d_v))
 #define TE__ATTN_KEYS_SHARED(d, d_v, waves)                                                     \

@@ -107,8 +107,8 @@ static te_result te__attn_want_with(te_ctx *te, const char *op, const char *name
              : te__fail(te, TE_ERR_STATE, "%s: rule.%s is NULL; %s needs it", op, name, with);
 }
 
-/* Checks that x has four dimensions, each of size 1 or as in [b, heads, s_q, s_kv]. `whole`: the last one must be
- * s_kv. */
+/* Checks that x has four dimensions, each of size 1 or as in [b, heads, s_q, s_kv]. `whole`: the last dimension
+ * must be s_kv. */
 static te_result te__attn_want_table(te_ctx *te, const char *op, const char *name, const te_tensor *x,
                                      const te__attn_sizes *s, bool whole) {
     char text[TE__SHAPE_TEXT];
@@ -305,8 +305,8 @@ static te_result te__attn_check_lengths(te_ctx *te, const char *op, const te_op_
     for (i = 0; i < TE__ATTN_PLACES; i++) at[i] = (const int32_t *)te__data(places[i]);
     return te__attn_check_places(te, op, a, at);
 }
-/* Checks the numbers in the tensors of te__attn_places on a GPU, by a copy in debug mode. Without debug mode the
- * kernels limit them to rows that exist. */
+/* In debug mode, copies the numbers in the tensors of te__attn_places from the GPU, and checks them. Without this check
+ * the kernels limit the numbers to rows that exist. */
 static te_result te__attn_check_on_device(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
     const te_tensor *places[TE__ATTN_PLACES];
     int32_t *at[TE__ATTN_PLACES] = {NULL, NULL, NULL, NULL, NULL};
@@ -454,8 +454,8 @@ static te__attn_table te__attn_table_of(const te_tensor *x) {
     return t;
 }
 
-/* Returns dropout's probability p as the kernels use it: a multiple of 2^-16 below 1/64, otherwise of 1/4096. Multiples
- * of 1/4096 save a quarter of the random bits (te__attn_threshold). */
+/* Returns dropout's probability p as the kernels use it: a multiple of 2^-16 if p is below 1/64, otherwise a multiple
+ * of 1/4096. Multiples of 1/4096 save a quarter of the random bits (te__attn_threshold). */
 static float te__attn_used_p(float p) {
     const float steps = p < 1.0f / 64.0f ? 65536.0f : 4096.0f;
     return p < 1.0f ? fminf(rintf(p * steps), steps - 1.0f) / steps : 1.0f;
@@ -489,7 +489,8 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->mask = te__attn_table_of(in->attention_mask);
     x->blocks = te__attn_table_of(in->block_mask);
     x->bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? in->softmax_scale : 1.0f;
-    /* A cap of 1e18 or more changes only scores above 1e14. Then the softmax gives all weight to one key anyway. */
+    /* A cap of 1e18 or more is left out. It would change only scores above 1e14, for which the softmax gives all weight
+     * to one key anyway. */
     x->softcap = in->softcap < 1e18f ? in->softcap : 0.0f;
     /* softcap_in must be finite, because it may be multiplied by a product that is 0 */
     x->softcap_in =

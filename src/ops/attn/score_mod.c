@@ -162,8 +162,8 @@ static size_t te__score_mod_divisor(const char *at) {
                ? n + 1
                : 0;
 }
-/* Returns true if the expression may be discontinuous. There an error of 2 ulp (te__score_mod_put) may change the value
- * much. */
+/* Returns true if the expression may be discontinuous. At a discontinuity an error of 2 ulp (te__score_mod_put) may
+ * change the value much. */
 static bool te__score_mod_has_steps(const char *text) {
     static const char *const words[] = {"floorf", "ceilf", "truncf", "rintf", "fmodf", "int", "==", "!=", "<", ">"};
     int i;
@@ -171,8 +171,8 @@ static bool te__score_mod_has_steps(const char *text) {
         if (strstr(text, words[i])) return true;
     return false;
 }
-/* Writes the expression of a score or of its derivative. `score / 50.0f` becomes `score * (1.0f / 50.0f)`, up to 2 ulp
- * off. An exact division takes as long as ten products. */
+/* Writes the expression of a score or of its derivative. `score / 50.0f` becomes `score * (1.0f / 50.0f)`, which is up
+ * to 2 ulp off but faster: an exact division takes as long as ten products. */
 static void te__score_mod_put(te__text *out, const char *text) {
     size_t i = 0;
     while (text[i]) {

@@ -1,5 +1,6 @@
 // ops/attn/score_mod.cuh: the user's expressions on scores and masks. For a launch with expressions, score_mod.c writes
-// another text in its place. This text has three examples for te_kcheck, which compiles all kernels.
+// a text that the kernel includes instead of this file. This file has three examples for te_kcheck, which compiles all
+// kernels.
 #if X_MOD == 1
 #define TE_AUX0 TE_F32
 #define TE_MOD_SCORE (score - aux0[h] * fabsf(q_idx - kv_idx))

@@ -18,8 +18,8 @@ TE__BOTH void te__attn_diagonals(int left, int right, int causal, int delta, int
 typedef struct te__attn_seq {
     int s_q, s_kv, lo, hi;
     int delta;                    /* ALiBi's distance is |i + delta - j| */
-    int q_end, kv_end;            /* rows 0 .. q_end - 1 of o and dq, and 0 .. kv_end - 1 of dk and dv, are written,
-                                   * beyond s_q or s_kv as 0 */
+    int q_end, kv_end;            /* rows 0 .. q_end - 1 of o and dq, and 0 .. kv_end - 1 of dk and dv, are
+                                   * written. Rows beyond s_q or s_kv become 0. */
     long long q_at, kv_at;        /* the row of the tensor where the sequence begins */
     long long lse_at, lse_head;   /* lse of row i and head h is at lse_at + h * lse_head + i */
     long long work_at, work_head; /* lse2 and delta of row i and head h are at work_at + h * work_head + i */
@@ -108,10 +108,10 @@ TE__BOTH uint64_t te__attn_keep_row(const te__attn_kargs *a, int b, int h, int i
            (uint64_t)((a->s_kv + 31) / 32);
 }
 TE__BOTH uint32_t te__majority(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | (a & c) | (b & c); }
-/* Continues the comparison of 32 random numbers with the threshold. Bit j of at_least: the lower bits of number j are
- * at least the threshold's. `bits` has the next four bits of each number. A new bit that differs from the threshold's
- * bit decides; an equal bit keeps the old answer. This is the majority of the new bit, the old answer and the
- * threshold's inverse bit. */
+/* Continues the comparison of 32 random numbers with the threshold. Bit j of at_least is 1 if the lower bits of number
+ * j are at least the threshold's. `bits` has the next four bits of each number. A new bit that differs from the
+ * threshold's bit decides; an equal bit keeps the old answer. This is the majority of the new bit, the old answer and
+ * the threshold's inverse bit. */
 TE__BOTH uint32_t te__attn_keep_step(uint32_t at_least, const uint32_t bits[4], uint32_t threshold, int block) {
     int n;
     for (n = 0; n < 4; n++) {

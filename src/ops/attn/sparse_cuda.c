@@ -42,7 +42,8 @@ static te_result te__cuda_plan_sparse_attn_fwd(te__plan *p, const te_op_sparse_a
     return te__sparse_plan_queries(p, &a, false);
 }
 
-/* Plans the gradient of the sinks by the kernel of dense attention: lse2 and delta have the same layout. */
+/* Plans the gradient of the sinks by the kernel of dense attention: lse2 and delta have the same layout
+ * in both. */
 static void te__sparse_plan_sinks(te__plan *p, const te__sparse_attn_kargs *a, const te_tensor *dsinks) {
     te__launch *l = te__plan_launch(p, "attn", "attn_bwd_sink");
     te__attn_kargs *k = TE__KARGS(p, l, te__attn_kargs);

@@ -46,7 +46,7 @@ static float te__amax_whole(te_ctx *te, const te_tensor *x, float largest) {
                      &j);
     return te__amax_of(j.part, TE__AMAX_PARTS, largest);
 }
-/* Returns the address of element i of x, a vector of any stride, or NULL if there is none. */
+/* Returns the address of element i of x, a vector of any stride, or NULL if there is no such element. */
 static float *te__of_group(const te_tensor *x, int64_t i) {
     return x && i >= 0 && i < te__numel(x) ? te__f32_data(x) + i * (x->ndim ? x->stride[0] : 0) : NULL;
 }

@@ -8,7 +8,7 @@ typedef struct te__amax_kargs {
     unsigned *counter; /* for te_last_block */
     const float *noop; /* [1], or NULL */
     long long n;
-    long long vectors; /* pieces of 16 bytes, from element `head` on; the rest is read one by one */
+    long long vectors; /* number of 16-byte pieces from element `head` on; the other elements are read one by one */
     int head;
     int x_dt;
     int keep; /* whether the old value of the amax counts in the maximum */

@@ -65,7 +65,7 @@ static te_result te__check_delayed_gather(te_ctx *te, te_op_delayed_gather_args 
     te_result result = te__cast_check_histories(te, "delayed_gather", a->amax_history, a->count, &slots);
     return result == TE_OK ? te__want_numel(te, "delayed_gather", "amaxes", a->amaxes, slots) : result;
 }
-/* Returns fp8_max / 2^margin, on the host: both backends must use the same number for any margin. */
+/* Returns fp8_max / 2^margin. The host computes it, so that both backends use the same number for any margin. */
 static float te__delayed_scaled_max(const te_op_delayed_update_args *a) { return a->fp8_max * powf(2.0f, -a->margin); }
 
 /* ---- casts ---- */

@@ -1,5 +1,5 @@
-// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon); 0, infinity and NaN as in TransformerEngine
-// (base/scaling.h).
+// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon). An amax of 0, infinity or NaN is handled as in
+// TransformerEngine (base/scaling.h).
 //
 // Launch: block 256; grid: n / 256 rounded up.
 //

@@ -1,5 +1,5 @@
-// ops/context/context_rows.cu: finds the rank of each row, and its index on that rank (te__context_place). It writes
-// them as the map (row_id_map) of moe_permute, or as the inverse map.
+// ops/context/context_rows.cu: finds the rank of each row, and the row's index on that rank (te__context_place). The
+// kernel makes one row number of both, for the map (row_id_map) of moe_permute or for the inverse map.
 //
 // Launch: blocks of 256 threads. Fewer threads than rows are allowed.
 //

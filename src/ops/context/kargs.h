@@ -31,8 +31,8 @@ typedef struct te__context_merge_kargs {
 } te__context_merge_kargs;
 
 /* Finds the rank *rank that has row w of all sequences in order, and the row's index *local there. Rows behind the last
- * sequence are divided evenly. Returns false if the lengths cannot be split. A GPU has not checked the lengths: it then
- * leaves row w where it is. */
+ * sequence are divided evenly. Returns false if the lengths cannot be split. On a GPU nothing has checked the lengths:
+ * if the result is false, the kernel leaves row w where it is. */
 TE__BOTH bool te__context_place(const te__context_rows_kargs *a, long long w, long long *rank, long long *local) {
     const long long each = a->rows / a->ranks;
     const long long end = a->cu ? a->cu[a->sequences] / a->share : a->rows;

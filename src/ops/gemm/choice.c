@@ -6,7 +6,7 @@
 typedef struct te__gemm_tile_kind {
     int bm, bn;
     int option;  /* the option that selects the tile: TILE of gemm_mma; WAVES (or TE__GEMM_PINGPONG) of gemm_hopper */
-    int cluster; /* blocks that share an operand: A and the rows of D if bm > bn, otherwise B and the columns */
+    int cluster; /* blocks of a cluster; they share A and the rows of D if bm > bn, otherwise B and the columns */
     double speed[6]; /* for each kind of product (see the kernel's table in cuda.c); 1: as fast as the best tiles; 0:
                       * not used */
 } te__gemm_tile_kind;
@@ -35,7 +35,7 @@ typedef struct te__gemm_side {
     bool k_major; /* neighbours along k are neighbours in memory */
 } te__gemm_side;
 typedef struct te__gemm_problem {
-    const te_op_gemm_args *args; /* of one product; with groups, its m (along_k: its k) is the sum over all groups */
+    const te_op_gemm_args *args; /* one product; with groups, m (along_k: k) is the sum over all groups */
     const te_op_grouped_gemm_args *groups; /* NULL: one product, no groups */
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */

@@ -162,8 +162,8 @@ static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int
     return s;
 }
 
-/* Returns whether gemm_prepare can count the pieces of A and B (16 bytes or 16 codes) in 32 bits, even one step beyond
- * the last piece. */
+/* Returns whether gemm_prepare can count the pieces of A and B (16 bytes or 16 codes) in 32 bits, even one step of the
+ * grid beyond the last piece. */
 static bool te__gemm_fits_prepare(const te__gemm_problem *q) {
     te__gemm_prepare_side a = te__gemm_prepare_one(q, 0), b = te__gemm_prepare_one(q, 1);
     return a.rows * (a.ld_out / 16) + b.rows * (b.ld_out / 16) <= 0xf0000000;
@@ -289,8 +289,8 @@ static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
-/* Encodes a tensor map of `depth` matrices of `rows` x `columns`, `apart` elements apart; 0 means a map of two
- * dimensions. A box has `box` rows of 128 bytes. */
+/* Encodes a tensor map of `depth` matrices of `rows` x `columns`, `apart` elements apart. If `depth` is 0, the map has
+ * two dimensions. A box has `box` rows of 128 bytes. */
 static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype dtype, int64_t ld, int64_t columns,
                               int64_t rows, int64_t box, int64_t depth, int64_t apart) {
     int64_t size = te__dtype_size(dtype);
@@ -313,7 +313,7 @@ static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_sid
                                    : 64,
                         stack, x->ld * rows);
 }
-/* Encodes the tensor map of D or aux. The third dimension is the split of k, or the group along k. */
+/* Encodes the tensor map of D or aux. The third dimension is the split of k or, if groups divide k, the group. */
 static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *k, const void *data, int64_t ld) {
     int64_t depth = k->groups.along_k ? k->groups.count : k->splits, apart = k->groups.along_k ? k->groups.b_elements
                                                                              : k->splits > 1   ? k->d_split
@@ -361,8 +361,8 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     /* `speed` has three pairs: a single product, groups with their own rows, groups with their own part of k. The
-     * second number of a pair is for promoted sums. With groups of rows, clusters share A: tiles in the same rows
-     * belong to one group. */
+     * second number of a pair is for promoted sums. With groups of rows, a cluster may share only A, because only
+     * tiles in the same rows are sure to belong to one group. */
     static const te__gemm_tile_kind kinds[] = {{128, 256, 1, 2, {1.0, 0.0, 0.0, 0.0, 1.0, 0.0}},
                                                {128, 256, 1, 1, {0.985, 0.0, 0.0, 0.0, 0.985, 0.0}},
                                                {256, 128, 2, 2, {0.995, 0.96, 1.0, 1.0, 0.0, 0.96}},
@@ -434,7 +434,8 @@ static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->ar
 
 /* Returns whether gemv_mn (if `mn`) or gemv_k takes the product. Their time is the time to read the long operand. A
  * line is a row of A or a column of B.
- * - gemv_k: at most sixteen lines of the short operand. Unaligned lines or block scales need registers: at most eight.
+ * - gemv_k: at most sixteen lines of the short operand, or eight with unaligned lines or block scales, which need
+ *   registers.
  * - gemv_k cannot split k. With k > 16384 it needs four lines of the long operand for each multiprocessor.
  * - gemv_mn: at most eight lines of the short operand, and at least 64 of the long one.
  * - gemm_hopper takes a short A with very many aligned lines of B: its ring buffer has more bytes in flight
@@ -451,7 +452,7 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
 }
 
 /* Plans gemv_k or gemv_mn. In gemv_mn, a lane has four lines of the long operand and a block has sixteen warps, if all
- * blocks can be resident at once. Otherwise both are eight. */
+ * blocks can be resident at once. Otherwise a lane has eight lines and a block eight warps. */
 static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* the least number of values of k in a split: 64 for each of sixteen warps */
@@ -507,7 +508,7 @@ static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* the least number of e
 
 /* Returns whether D is computed in phases. TMA stores only rows that start and end at multiples of 16 bytes. Phase i
  * takes the rows i, i + phases, ..., whose addresses are equal modulo 16, and their aligned columns. The extra launches
- * pay for a large D and a short k: a long k hides the stores. */
+ * pay off if D is large and k is short: a long k hides the stores. */
 static bool te__gemm_has_phases(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate ||

@@ -72,8 +72,8 @@ TE_DEV float2 te_gemm_sigmoid2u(float x, float y) {
     return make_float2(r * b, r * a);
 }
 TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }
-// Returns GELU's derivatives at x and y, which must be between -8 and 8 or NaN. A NaN changes only its own result,
-// because fminf turns the exponential of NaN into 2^60.
+// Returns GELU's derivatives at x and y, which must be between -8 and 8 or NaN. x and y share one reciprocal, but a NaN
+// changes only its own result: fminf turns the exponential of NaN into 2^60, and the factor x (or y) is NaN.
 TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {
     float2 s = te_gemm_sigmoid2u(x, y);
     return make_float2(fmaf(x * fmaf(x * x, 0.2140644486f, 1.59576912f), fmaf(-s.x, s.x, s.x), s.x),

@@ -491,7 +491,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     };
 
     // PINGPONG: a warpgroup starts a tile only after the last slab of its partner's tile has arrived (barrier 3 +
-    // group). A wait at a slot's barrier knows only the parity of the phase. So the wait could end one phase too early.
+    // group). A wait at a slot's barrier knows only the parity of the phase: without this order the wait could end too
+    // early.
     if (PINGPONG && group == 1) te_meet_later<256>(3);
     // PROMOTE: a warpgroup waits until the other has done half of its multiplications. So one adds its sums while the
     // other multiplies. The wait only saves time, and is bounded.

@@ -91,7 +91,7 @@
 #define BK (SLAB / SIZE)  // elements of k
 #define SLOT ((BM + BN) * SLAB)
 // FP8 tensor cores accumulate with less precision than f32. So their sums over 128 values of k are added up in f32.
-// Products in f16 have the precision of f32 anyway.
+// Other GPUs turn FP8 codes into f16, whose products are summed in f32 anyway.
 #define PROMOTING (BLOCK || (PROMOTE && TE_HAS_FP8_MMA))
 static_assert(TILE == 0 || TILE == 3 || (SIZE != 4 && ALIGNED && !PROMOTING), "registers");
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");

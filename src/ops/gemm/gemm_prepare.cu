@@ -56,8 +56,8 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_prepare(const __grid_c
             *(uint4 *)(s.out + row * s.ld_out + col) = te_load_part(from, 8 * n, end);
             continue;
         }
-        // The scales are loaded before the codes. In the other order, a thread would wait for its codes behind these
-        // branches.
+        // The scales are loaded before the codes. In the other order, a thread would wait for its codes where
+        // these branches end.
         te_u32 scales[4], out[8];
         if (s.down) { // scales exist for columns up to a multiple of 128
 #pragma unroll

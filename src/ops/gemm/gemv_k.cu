@@ -83,8 +83,8 @@ TE_DEV uint4 te_gemv_load_once(const te_u8 *p) {
     return u;
 }
 
-// A line (row of A or column of B) of an operand. Beyond the last line, open() takes the last line, and its products
-// are not stored.
+// A line (row of A or column of B) of an operand. For a number beyond the last line, open() takes the last line; the
+// products for such a number are not stored.
 struct te_gemv_line {
     const te_u8 *from, *end, *scale; // from: start of the line; end: end of the operand; scale: the operand's scales,
                                      // with SCALES
@@ -96,8 +96,8 @@ struct te_gemv_line {
         end = (const te_u8 *)operand + (((lines - 1) * ld + k) * BITS + 7) / 8;
     }
 
-    // Loads sixteen bytes from element `at` on, a multiple of PIECE. If not ALIGNED, also reads up to 15 bytes before
-    // and behind them.
+    // Loads sixteen bytes from element `at` on. `at` is a multiple of PIECE. If not ALIGNED, also reads up to 15 bytes
+    // before and behind the sixteen bytes.
     TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: the bytes stay in the L1 cache, since they are loaded again
         const te_u8 *p = from + at * BITS / 8;
         int by = ALIGNED ? 0 : (int)((te_u64)p & 15);
@@ -121,8 +121,8 @@ struct te_gemv_line {
         }
         return make_uint4(w[0], w[1], w[2], w[3]);
     }
-    // Returns the decoder's scales of the 16 bytes at element `at`: one of MXFP8, or two of NVFP4. Beyond the last
-    // scale they are some finite number.
+    // Returns the decoder's scales of the 16 bytes at element `at`: one of MXFP8, or two of NVFP4. A scale
+    // beyond the last one is returned as 0.
     TE_DEV uint2 scales(te_i64 at, te_i64 k) const {
         te_u32 r[2] = {0, 0};
 #pragma unroll
@@ -186,8 +186,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
 #pragma unroll
     for (int i = 0; i < EIGHTS; i++)
         y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
-    // The sums of lane 4 g + t for each eight lines of Y: of lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1, 2 t,
-    // 2 t + 1 of Y.
+    // sum[l] has the sums of lane 4 g + t for lines 8 l to 8 l + 7 of Y. They are the products of lines g, g, g + 8,
+    // g + 8 of X and lines 2 t, 2 t + 1, 2 t, 2 t + 1 of these eight lines.
     float sum[EIGHTS][4] = {};
     auto take = [&](te_i64 k, bool end) {
         te_gemv_piece u[2][2], v[2][EIGHTS];

@@ -49,8 +49,8 @@
 // The values of PIECE lines (rows of A or columns of B) for one k.
 struct te_gemv_piece {
     te_u32 word[PIECE / 2];
-    // Nothing may write the piece while the kernel runs. If PIECE is 4, the first asm does not run. It names words 0
-    // and 1, because words 2 and 3 do not exist.
+    // Nothing may write the memory at `at` while the kernel runs. If PIECE is 4, the first asm does not run. It then
+    // names words 0 and 1 in place of words 2 and 3, which do not exist.
     TE_DEV void load(te_u64 at) {
         if (PIECE == 8)
             asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -80,8 +80,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
     const int few = (int)(SHORT_A ? a.m : a.n);
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 
-    // `row` and `line` are this lane's first row of X (one k) and its first line. The lines of the warp start `by`
-    // lines before those of the block, for aligned loads.
+    // `row` is this lane's first row of X (one k), and `line` is this lane's first line. The lines of the warp start
+    // `by` lines before those of the block, for aligned loads.
     te_i64 row = k0 + warp % KINDS + KINDS * 4 * t + TURN * (warp / KINDS);
     te_u64 x = (te_u64)(SHORT_A ? a.b : a.a) + 2 * row * ld;
     int by = ALIGNED ? 0 : (int)(x / 2 % PIECE);

@@ -1,7 +1,8 @@
 /* ops/gemm/grouped_op.c: checks the calls of grouped GEMMs. This file may use tensors. It must not depend on the
  * backend. */
 
-/* Returns the arguments of te_op_gemm for a single product over all groups, as far as both operations have them. */
+/* Returns the arguments of te_op_gemm for a single product over all groups. Sets only arguments that grouped GEMMs have
+ * too. */
 static te_op_gemm_args te__grouped_one(const te_op_grouped_gemm_args *a) {
     te_op_gemm_args g = TE_ZERO;
     g.a = a->a;

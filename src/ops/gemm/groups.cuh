@@ -1,5 +1,5 @@
-// ops/gemm/groups.cuh: device functions for grouped GEMMs. They find the group and the tile of a thread block from the
-// sizes of the groups in device memory. Every warp repeats this search.
+// ops/gemm/groups.cuh: device functions for grouped GEMMs. These functions find the group and the tile of a thread
+// block from the sizes of the groups in device memory. Every warp repeats this search.
 #pragma once
 #include "ops/gemm/epilogue.cuh"
 
@@ -15,8 +15,8 @@ TE_DEV te_i64 te_warp_scan(te_i64 v) {
 }
 TE_DEV te_i64 te_clamp(te_i64 v, te_i64 low, te_i64 high) { return v < low ? low : v > high ? high : v; }
 
-// Goes through the groups in order, one for each lane. Tiles are counted through all groups. All 32 lanes must call
-// these functions.
+// Goes through the groups in order, 32 groups at a time: each lane has one group. Tiles are counted through all groups.
+// All 32 lanes must call next().
 struct te_group_scan {
     te_i64 before, tiles_before; // where the next 32 groups start
     te_i64 begin, end;           // rows, or values of k, of the lane's group

@@ -57,8 +57,8 @@ static te_result te__kv_check_places(te_ctx *te, const te__kv_copy_kargs *a) {
             return te__fail(te, TE_ERR_INVALID,
                             "copy_to_kv_cache: sequence %d adds %lld tokens to %d, and the cache has room for %lld", b,
                             n, a->start[b], room);
-        /* Entries before the page of the first new token are not checked. Those pages may no longer belong to the
-         * sequence. */
+        /* Entries of the page table before that of the first new token are not checked. The pages of those entries may
+         * no longer belong to the sequence. */
         for (i = n > 0 ? a->start[b] / a->page_size : 0; n > 0 && a->table && i <= (a->start[b] + n - 1) / a->page_size;
              i++) {
             page = a->table[(long long)b * a->pages_of_each + i];
@@ -77,7 +77,8 @@ static te_result te__cpu_copy_to_kv_cache(te_ctx *te, const te_op_copy_to_kv_cac
     return result;
 }
 
-/* Returns an element of the mask as that of an additive mask. In a U8 mask, 0 is a hidden key and becomes -inf. */
+/* Returns an element of the mask as a number to add to a score. In a U8 mask, 0 hides the key and becomes -inf. Other
+ * values become 0. */
 static float te__mask_value(const te__causal_mask_kargs *a, long long at) {
     if (a->dt == (int)TE_U8) return ((const uint8_t *)a->mask)[at] ? 0.0f : -HUGE_VALF;
     return te__load_element(a->mask, (te_dtype)a->dt, at);

@@ -64,8 +64,8 @@ TE__BOTH long long te__mask_row_keys(const te__causal_mask_kargs *a, long long i
     return i < a->left ? i + 1 : a->left + 1;
 }
 
-/* Finds where row `at` of x (new keys or values) goes in the cache: *page and *row. Sets *b to its sequence, and *t
- * to its position along x's tokens. Returns false if the row is padding or does not fit. */
+/* Finds where row `at` of x (new keys or values) goes in the cache: *page and *row. Sets *b to the sequence
+ * of row `at`, and *t to the row's index along x's tokens. Returns false if the row is padding or does not fit. */
 TE__BOTH bool te__kv_place(const te__kv_copy_kargs *a, long long at, int *b, long long *t, long long *page,
                            long long *row) {
     long long i, to;

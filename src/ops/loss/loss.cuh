@@ -28,7 +28,8 @@ TE_DEV float te_loss_of(float lse, float x_target, float sum, float smoothing, t
 }
 TE_DEV float te_loss_reference(float m) { return m == -TE_INF ? 0.0f : m; }
 
-// A row in vectors of eight: elements head .. head + 8 * vectors - 1. `tail` is the first element behind them.
+// How a row is divided. Elements head .. head + 8 * vectors - 1 are in vectors of eight. `tail` is the first element
+// behind the vectors.
 struct te_loss_span {
     te_i64 head, vectors, tail;
 };

@@ -352,7 +352,8 @@ static te_result te__cpu_embedding_fwd(te_ctx *te, const te_op_embedding_fwd_arg
     return TE_OK;
 }
 
-/* order: the tokens sorted by id, and by number within an id. start[v]: where the tokens of id v begin in `order`. */
+/* order: the tokens sorted by id. Tokens with the same id are in ascending order. start[v]: where the tokens of id v
+ * begin in `order`. */
 typedef struct te__embedding_job {
     const te_op_embedding_bwd_args *a;
     int64_t *start, *order;
@@ -395,8 +396,8 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
         te__free(te, j.start);
         return TE_ERR_OUT_OF_MEMORY;
     }
-    /* A counting sort. The first pass counts the tokens of id in start[id + 2]. The second pass moves start[id + 1]
-     * from the first token of id to the end of its tokens. */
+    /* A counting sort. The first pass counts the tokens of id in start[id + 2]. Sums of these counts make start[id + 1]
+     * the place of the first token of id. The last pass moves start[id + 1] on to the end of the tokens of id. */
     for (i = 0; i < tokens; i++) {
         id = te__embedding_row(a->ids, i, a->from_end, a->vocab_size, a->vocab_start);
         if (id >= 0 && id < vocab) j.start[id + 2]++;

@@ -89,7 +89,8 @@ static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
 }
 
 /* Plans a copy without conversion as transposes, if adjacent elements of src and dst lie along different dimensions.
- * Returns false if not, or if less than an eighth of the tiles would be filled. */
+ * Returns false otherwise, and also if elements have more than 4 bytes or less than an eighth of the tiles would be
+ * filled. */
 static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_op_copy_args *a) {
     te__transpose_kargs t = TE_ZERO;
     int last = w->ndim - 1, across = -1, d;

@@ -69,8 +69,8 @@ typedef struct te__mul_kargs {
     int vector; /* whether rows start at multiples of 16 bytes; in mul without by_rows, whether the arrays do so */
 } te__mul_kargs;
 
-/* The arguments of the kernel `sum`. Block b adds up TE__SUM_CHUNK elements and writes partial[b]. A single block
- * writes `out`. */
+/* The arguments of the kernel `sum`. Block b adds up TE__SUM_CHUNK elements and writes partial[b]. If there is
+ * only one block, it writes `out` instead. */
 #define TE__SUM_CHUNK 16384
 typedef struct te__sum_kargs {
     const void *x;
@@ -83,7 +83,7 @@ typedef struct te__sum_kargs {
 } te__sum_kargs;
 
 /* The arguments of the kernel column_sum. A thread block adds up one chunk of rows of 256 columns (a column block),
- * and writes its row of partial [chunks, n]. */
+ * and writes the sums to the chunk's row of partial [chunks, n]. */
 typedef struct te__column_sum_kargs {
     const void *x; /* [m, n] */
     float *partial;

@@ -24,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(256) te_mul(const __grid_constant__
         float x[8], y[8];
         te_load8(a.x, first, X_DT, x);
         if (BY_ROWS) {
-            // All eight elements are in one row, since n is a multiple of 8. A 64-bit division would cost as much as
-            // the rest of the loop.
+            // All eight elements are in one row, since with `vector` n is a multiple of 8. A 64-bit division would
+            // cost as much as the rest of the kernel, so it is done only if 32 bits are not enough.
             te_i64 row = all >> 32 ? first / a.n : (te_i64)((te_u32)first / (te_u32)a.n);
             y[0] = te_load(a.y, row, Y_DT);
         } else {

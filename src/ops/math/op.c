@@ -117,9 +117,9 @@ static void te__copy_detour_make(te__copy_detour *d, const te_op_copy_args *a, v
 
 /* ---- fill, random ---- */
 
-/* Returns the bits of `value` in the format `dtype`. Floats are rounded once, to nearest even. Integers are
- * truncated and saturated, and NaN becomes 0. Formats shorter than f32 take two roundings, of which the first is to
- * odd. */
+/* Returns the bits of `value` in the format `dtype`. Floats are rounded to nearest even, but e8m0 up. Integers are
+ * truncated and saturated, and NaN becomes 0. For floats shorter than f32, `value` is first rounded to f32 to odd. So
+ * the second rounding gives the same bits as a single one. */
 static uint64_t te__fill_bits(te_dtype dtype, double value) {
     float f = (float)value;
     uint32_t u = te__f32_bits(f);
@@ -172,7 +172,8 @@ static te_result te__check_random(te_ctx *te, te_op_random_args *a) {
                         (double)a->a, (double)a->b);
     return te__want_rng(te, "random", a->rng);
 }
-/* Returns the largest number that a uniform random number may be. a + u (b - a) may round to b in f32. */
+/* Returns the largest number that a uniform random number may be. It is below b, unless a is b. A limit is needed since
+ * a + u (b - a) may round to b in f32. */
 static float te__random_below(const te_op_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
 
 /* ---- axpby, sums ---- */

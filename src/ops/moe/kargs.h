@@ -17,8 +17,8 @@ typedef struct te__moe_splits_kargs {
     long long values[64];
 } te__moe_splits_kargs;
 
-/* The arguments of moe_count, moe_scan and moe_rows, which make a row_id_map from a routing mask. The sort uses
- * moe_scan too. */
+/* The arguments of moe_count, moe_scan and moe_rows, which make a row_id_map from a routing mask. The sort
+ * (te__moe_sort_kargs) uses moe_scan too. */
 typedef struct te__moe_map_kargs {
     const void *routing; /* [tokens, experts] */
     int *map;            /* [tokens, 2 experts + 1] */
@@ -76,7 +76,8 @@ typedef struct te__moe_rows_kargs {
     long long tokens, copies, rows, h;
     int experts; /* 0: the map is an index map */
     int offsets_dt, x_dt, y_dt, probs_dt;
-    int unit;    /* rows have h units of `unit` bytes; if 0, rows of h elements are multiplied by probs */
+    int unit;    /* a row has h units of `unit` bytes. If `unit` is 0, a row has h elements, which are multiplied by
+                  * probs */
     int zeroes;  /* whether a copy with probability 0 becomes a row of zeros */
 } te__moe_rows_kargs;
 

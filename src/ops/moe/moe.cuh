@@ -1,5 +1,5 @@
-// ops/moe/moe.cuh: finds the rows of a token's copies in a row_id_map: a mask map (made from a routing mask) or an
-// index map (made from expert indices).
+// ops/moe/moe.cuh: finds the rows of a token's copies in a row_id_map, which is a mask map (made from a routing mask)
+// or an index map (made from expert indices).
 #pragma once
 #include "device/vector.cuh"
 #include "ops/moe/loop.cuh"

@@ -30,8 +30,8 @@ TE_DEV_CALL int te_expert_best(const float *key, const te_u8 *taken, int n) {
     }
     return best;
 }
-// Marks the `count` best experts and returns the sum of their keys. Writes their numbers to `indices` from element `at`
-// on, unless `indices` is NULL.
+// Marks the `count` best experts and returns the sum of their keys. Writes the indices of these experts to `indices`
+// from element `at` on, unless `indices` is NULL.
 TE_DEV_CALL float te_expert_choose(const float *key, te_u8 *taken, int n, int count, void *indices, int dt, te_i64 at) {
     int lane = threadIdx.x & 31;
     float sum = 0.0f;

@@ -1,5 +1,6 @@
 // ops/moe/moe_sort.cu: moves the items (elements of `experts`) of a chunk to their buckets, in the order of the items.
-// A bucket is one value of eight bits of the key, an expert id. The last pass writes the row_id_map instead.
+// A bucket is one value of eight bits of the key, an expert id. The last pass of the sort writes the row_id_map
+// instead of the moved items.
 //
 // Launch: block 256, one thread for each bucket; grid: chunks of TE__MOE_SORT_CHUNK items.
 //

@@ -46,7 +46,8 @@ typedef struct te__router_room {
     int32_t which[TE_MOE_MAX_EXPERTS];
 } te__router_room;
 
-/* Keeps only the experts of the best groups. All other keys become -infinity, or 0 with zero_other_groups. */
+/* Keeps only the keys of the experts in the best groups. All other keys become -infinity, or 0 with
+ * zero_other_groups. */
 static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
     int64_t size = experts / a->num_groups, e;
     int best = a->group_best, g, i;

@@ -17,8 +17,8 @@ typedef struct te__mx_quantize_job {
     float max_inverse;
 } te__mx_quantize_job;
 
-/* Returns the maximum of `most` and |x|, both as the bits of a float. A NaN counts as 0. Integers, because the
- * compiler vectorizes their maxima. */
+/* Returns the maximum of `most` and |x|, both as the bits of a float. A NaN counts as 0. The function works
+ * on integers, because the compiler vectorizes the maximum of integers. */
 static int32_t te__mx_larger(int32_t most, float x) {
     int32_t a = (int32_t)(te__f32_bits(x) & 0x7fffffffu);
     a = a > 0x7f800000 ? 0 : a;

@@ -38,7 +38,8 @@ TE_DEV float te_mx_half(te_u32 pair, int high, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(half) : te_f16_to_f32(half);
 }
 
-// Write the maxima of |x| over each of the thread's rows or columns. NaN is ignored.
+// te_mx_rows_most writes the maximum of |x| over each of the thread's rows. te_mx_columns_most does so for each of the
+// thread's columns. NaN is ignored.
 TE_DEV void te_mx_rows_most(const te_raw<TE_ANY> w[4], int dt, float most[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -81,8 +82,8 @@ TE_DEV float te_mx_group_most(const float v[4], int lane) {
     return fmaxf(up ? b : a, __shfl_xor_sync(TE_MX_ALL, up ? a : b, 1));
 }
 
-// Writes the codes of the thread's elements to `to`, of which `there` columns exist. `scale` has eight factors of
-// columns, or four factors of rows.
+// Writes the codes of the thread's elements to `to`, but only in the first `rows` rows and the first `there` columns.
+// `scale` has eight factors of columns, or four factors of rows.
 TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_raw<TE_ANY> w[4], int dt,
                               const float scale[8], bool columnwise, int y_dt) {
 #pragma unroll

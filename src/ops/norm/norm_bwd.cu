@@ -117,8 +117,8 @@ struct te_norm_sums {
 #endif
 };
 
-// Returns the sums of both components of v over the row. This is the only barrier between the threads of a row. The
-// next row must use another `scratch`.
+// Returns the sums of both components of v over the row. The barrier in this function is the only one between the
+// threads of a row. So the next row must use another `scratch`.
 TE_DEV float2 te_norm_sum2(float2 v, float (*scratch)[WARPS], int group) {
     int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) % WARPS;
     if (LAYERNORM) v = te_warp_sum2(v);

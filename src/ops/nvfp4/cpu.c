@@ -252,8 +252,8 @@ static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_op_nvfp4_quantize_args
     c->scale_rows = te__round_up(rows, 128);
     c->groups = te__nvfp4_groups(cols);
 }
-/* Writes the scale and the codes of block (i, j), but none beyond the edge. `amax` is that of the tensor, of row i,
- * or of a group of rows. */
+/* Writes the scale and the codes of block (i, j). Codes beyond the edge are not written. Scales of rows beyond the edge
+ * become 0. `amax` is the amax of the tensor, of row i, or of a group of rows. */
 static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const float v[16], uint8_t d, float amax) {
     uint8_t code[16];
     int64_t b;

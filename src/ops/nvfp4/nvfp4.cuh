@@ -34,9 +34,10 @@ TE_DEV float te_nvfp4_fma_sat(float a, float b, float c) {
 //
 //   2 y up to 2,  y + 2 up to 4,  y / 2 + 4 up to 6
 //
-// Each piece is a product clamped to 0 .. 1, times 4, 2 or 1. Only one of them can have a fraction. They are added to
-// 2^23, where an f32 holds only integers. So the sum is rounded: to nearest with ties to even codes, or down if `down`
-// is set. Multiplying by 16 makes space for the next code.
+// So the code is a sum of three terms: 4 s(y / 2) + 2 s(y / 2 - 1) + s(y / 2 - 2), where s clamps to 0 .. 1. At most
+// one s is not 0 or 1, so at most one term has a fraction. The terms are added to 2^23, where an f32 holds only
+// integers. So the sum is rounded: to nearest with ties to even codes, or down if `down` is set. Multiplying by 16
+// makes space for the next code.
 template <bool down> TE_DEV float te_nvfp4_add(float a, float b, float c) {
     return down ? __fmaf_rd(a, b, c) : __fmaf_rn(a, b, c);
 }
@@ -84,8 +85,8 @@ TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, cons
     return __byte_perm(te_nvfp4_pack4<true>(t), te_nvfp4_pack4<true>(t + 4), 0x5410) | te_nvfp4_signs8(v);
 }
 
-// Factors of a tensor: S is its scale, and F is the largest block scale. The results equal those of arithmetic.h. No
-// amax may be NaN.
+// Factors of a tensor: S is the tensor's scale, and F is the largest block scale. Codes and scales that are computed
+// from these factors equal those of arithmetic.h. No amax may be NaN.
 struct te_nvfp4_tensor {
     float sixth, inverse;    // S / 6 and 1 / S
     float scale, amax, most; // S, the amax that S comes from, and 6 F; only 4-over-6 reads them
@@ -161,7 +162,8 @@ TE_DEV void te_nvfp4_draw(const te_nvfp4_rounding &how, te_u64 block, te_u32 ran
 TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 random[4], int i) {
     return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);
 }
-// Quantizes 16 elements one by one: for blocks with a NaN or, with stochastic rounding, an infinite product.
+// Quantizes 16 elements one by one. Blocks with a NaN need this, and with stochastic rounding also blocks with an
+// infinite product.
 TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {
     te_u32 w[2] = {0, 0};
 #pragma unroll

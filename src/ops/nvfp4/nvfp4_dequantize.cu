@@ -26,8 +26,8 @@
 #define RHT a.rht
 #endif
 
-// Returns the index of the amax of row `row`: `line` if each row or column has one, else the row's group. A row of no
-// group gets 0.
+// Returns the index of the amax of row `row`: the row's group if there are groups, `line` if each row or column has an
+// amax, otherwise 0. A row of no group gets 0.
 TE_DEV te_i64 te_nvfp4_amax_of(const te__nvfp4_dequantize_kargs &a, te_i64 row, te_i64 line) {
     int group = a.group_of && row < a.m ? a.group_of[row] : 0;
     return a.group_of ? (group > 0 && group < a.count ? group : 0) : a.per_row ? line : 0;

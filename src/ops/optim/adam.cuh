@@ -13,7 +13,8 @@ struct te_adam_step {
         if (a.l2_mode) g = __fadd_rn(g, __fmul_rn(a.weight_decay, p));
         m = __fadd_rn(__fmul_rn(a.beta1, m), __fmul_rn(1.0f - a.beta1, g));
         v = __fadd_rn(__fmul_rn(a.beta2, v), __fmul_rn(__fmul_rn(1.0f - a.beta2, g), g));
-        // A division with the dividend 0 would branch to a slow path, and gradients of embeddings have many zeros.
+        // This multiplies by a reciprocal. A division with the dividend 0 would branch to a slow path, and gradients
+        // of embeddings have many zeros.
         float update = __fmul_rn(__fmul_rn(unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(unbias2, v)), a.eps)));
         if (!a.l2_mode) update = __fadd_rn(update, __fmul_rn(a.weight_decay, p));
         p = __fsub_rn(p, __fmul_rn(lr, update));

@@ -28,9 +28,9 @@ typedef struct te__adam_kargs {
     int tensors;
 } te__adam_kargs;
 
-/* Arguments for tensors whose states are not all in f32, in this order:
+/* Arguments for tensors whose states are not all in f32. Three kernels run in this order:
  * - adam_amax, only with scales: one block for each chunk finds the largest magnitudes of the new states.
- * - adam_scales, only with scales: one block for each tensor makes scales from them.
+ * - adam_scales, only with scales: one block for each tensor makes scales from these magnitudes.
  * - adam_states does the step. */
 #define TE__ADAM_STATES_MAX 44
 #define TE__ADAM_STATES_CHUNK 4096
@@ -76,7 +76,7 @@ typedef struct te__sgd_kargs {
 } te__sgd_kargs;
 
 /* Arguments of l2norm_partial, which has one block for each chunk. partial[c] is the sum of x^2 of chunk c, and
- * first_chunk[t] the first chunk of tensor t. */
+ * first_chunk[t] is the first chunk of tensor t. */
 #define TE__NORM_MAX 180
 #define TE__NORM_CHUNK 65536
 typedef struct te__l2norm_kargs {

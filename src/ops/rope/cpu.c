@@ -4,7 +4,7 @@
  * near 10^6 radians, neighbouring f32 numbers differ by 0.06. */
 
 /* Returns 0, 1 or 2 if head `packed_head` of the packed projection belongs to q, k or v. Sets *h to the index of the
- * head there. */
+ * head in q, k or v. */
 static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
     if (a->grouped && a->groups) {
         const int queries = a->heads / a->groups, group = packed_head / (queries + 2),

@@ -63,8 +63,8 @@ struct te_rope_tokens {
     }
 };
 
-// te_rope_ask loads W elements of dtype dt; W = 1 also converts to f32. te_rope_values converts to floats.
-// te_rope_store stores floats.
+// te_rope_ask loads W elements of dtype dt. If W is 1, it also converts the element to f32. te_rope_values returns the
+// loaded elements as floats. te_rope_store stores floats.
 template <int W> TE_DEV te_raw<TE_ANY, W> te_rope_ask(const void *p, te_i64 at, int dt) {
     if constexpr (W == 8) return te_raw_ask<8>(p, at, dt);
     else return te_raw<TE_ANY, 1>{{__float_as_uint(te_load(p, at, dt))}};

@@ -1,5 +1,5 @@
-/* report.c: te_warmup, te_explain, te_query_supported, te_jit_get_stats, and te_report. This file may use operations,
- * modules and the tape. Other files add lines of their own to the report. */
+/* report.c: te_warmup, te_explain, te_query_supported, te_jit_get_stats, and te_report. Other files add lines of their
+ * own to the report. */
 
 /* The data that this file keeps in a context: the random state that te_warmup_end restores. */
 static const te__slot te__report_slot = {sizeof(te__rng_state)};

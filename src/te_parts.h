@@ -311,7 +311,8 @@
 
 /* what is built from operations */
 /* gcc compiles the parts below at -O1: this takes less time, and they have no CPU kernels. All parts above keep the
- * program's options: they include the CPU kernels, and gcc does not inline a function into one with other options. */
+ * program's compiler options, because they have the CPU kernels and the small functions that the kernels call. gcc does
+ * not inline a function into a function with other options. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
 #pragma GCC push_options
 #pragma GCC optimize("O1", "strict-aliasing")

@@ -6,7 +6,7 @@
  *   te_preprocess_args_for_attn      turns the layout and the masks into those of the backend
  *   te_attn_compute                  computes attention
  *   te_postprocess_output_for_attn   turns the layout back
- * So does te_forward_with, from the fields `input`, `key`, `value` and `attention` of te_forward_args.
+ * te_forward_with computes the same from the fields `input`, `key`, `value` and `attention` of te_forward_args.
  *
  *     te     the module is a DotProductAttention, which reads the model's layout. It supports packed sequences and
  *            softmax_offset
@@ -16,9 +16,9 @@
  *     eager  a product, a softmax, a product. It needs memory for b H s_q s_kv scores in f32, and as much again for a
  *            mask that is added
  *
- * All four give the same results and gradients, to rounding. Exception: a query for which an added mask has the lowest
- * number of f32 or bf16 at every key. There "eager" (and every backend on the CPU) treats all keys alike. "te", "sdpa"
- * and "flex" give 0 on CUDA.
+ * All four give the same results and gradients, to rounding. They differ for a query whose added mask is the most
+ * negative finite value of f32 or bf16 at every key. For such a query, "eager" (and every backend on the CPU) weighs
+ * all keys equally, but "te" and "sdpa" give 0 on CUDA.
  * "tilelang", "cudnn" and "magi" are kernels of other projects: te_initialize_attn_module refuses them. */
 
 /* ---- modules ---- */
@@ -41,9 +41,9 @@ typedef struct te_attn_module_desc {
     float dropout_p;                    /* for te and sdpa: probability of zeroing an element of the softmax, in
                                          * training */
     te_parallel_options parallel;       /* for te: ranks that share the heads */
-    /* How many keys a query sees for `left` of a call's window. false => its own key and `left` before it. true => as
-     * in Automodel: the same in "te"; its own and `left` - 1 before it in "sdpa", "flex" and "eager"; in "flex" a
-     * `left` of 0 means no window. */
+    /* Meaning of window.left in a call. false => a query sees its own key and window.left keys before it.
+     * true => as in Automodel. "te" counts as with false. In "sdpa", "flex" and "eager", a query sees window.left keys,
+     * its own included. In "flex", window.left 0 means no window. */
     bool upstream_windows;
     bool upstream_sink_scale;           /* read by flex if a call has sinks: true => the scale is num_qk_channels^-0.5,
                                          * as in Automodel; softmax_scale is ignored */

@@ -39,9 +39,10 @@ TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x);
  * te_tensor_touch counts as a write. A weight that is only read as a quantized copy may change.
  * After an error, new gradients are dropped. Older gradients may have received a part of the sum.
  *
- * A backward function may itself call te_backward, for functions that it recorded after te_enable_grad_begin. It may
- * also do so for functions that the outer te_backward no longer needs. Others give TE_ERR_STATE. Leaves get the sum of
- * both gradients. */
+ * A backward function may itself call te_backward. The inner te_backward may run functions that the backward function
+ * recorded after te_enable_grad_begin, and functions that the outer te_backward does not run. The inner te_backward
+ * gives TE_ERR_STATE for a function that the outer te_backward has run or must still run. Leaves get the sum of both
+ * gradients. */
 TE_API te_result te_backward(te_tensor *loss);
 /* Like te_backward, but starts from a tensor y of any size with the gradient `grad`, of y's shape (retained during the
  * call). */

@@ -87,12 +87,13 @@ typedef struct te_backend_config {
     te_switch rope_fusion;            /* on => models make their rotary tables with te_rope_freqs, off => with
                                        * te_rope_cos_sin; 0 => off. te_backend_config_validate turns it off, unless
                                        * keep_rope_fusion is set */
-    bool keep_rope_fusion;            /* true => te_backend_config_validate leaves rope_fusion on, unless `rope` is
-                                       * "quack", and the default of rope_fusion is on with CUDA. Automodel turns
-                                       * rope_fusion off: with it the tables stay f32, but transformers and vLLM round
-                                       * theirs, and the log-probabilities would differ */
+    bool keep_rope_fusion;            /* true => rope_fusion is on by default with CUDA, and te_backend_config_validate
+                                       * turns it off only if `rope` is "quack". false => it is always turned off, as in
+                                       * Automodel: its tables stay f32, but transformers and vLLM round theirs, so the
+                                       * log-probabilities would differ */
     te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
-    te_dispatcher_backend dispatcher; /* 0 => with CUDA deepep, or uccl_ep without deepep; else torch */
+    te_dispatcher_backend dispatcher; /* 0 => with CUDA: deepep if have_deep_ep, else uccl_ep if have_uccl_ep, else
+                                       * torch (te_backend_capabilities). Without CUDA: torch */
     int dispatcher_num_sms;           /* no effect: te_group has no such setting; 0 => 20 */
     bool no_dispatcher_share_token_dispatcher; /* no effect: te.h's dispatchers keep no state that layers could share */
     bool dispatcher_async_dispatch;   /* no effect: collectives run on the context's stream */
@@ -127,9 +128,11 @@ TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilitie
  *      7  enable_deepep is reset to 0, with a warning
  *      8  experts=te and experts=gmm need dispatcher=deepep, hybridep, uccl_ep or mok. With another dispatcher the
  *         rule sets dispatcher=torch and experts=torch_mm, with a message of TE_LOG_INFO
- *      9  cuda_graph is checked again. attn and te_dpa need the backend attn=te, and must not be combined with a
- *         te_fp8.object that has fp8_dpa. attn also needs linear=torch, rms_norm=torch and rope_fusion off. moe_router
- *         needs fake_balanced_gate off. moe_preprocess needs dispatcher=hybridep
+ *      9  cuda_graph is checked again:
+ *           cuda_graph=attn or te_dpa     needs the field attn=te, and no fp8_dpa in te_fp8.object
+ *           cuda_graph=attn               also needs linear=torch, rms_norm=torch and rope_fusion off
+ *           cuda_graph=moe_router         needs fake_balanced_gate off
+ *           cuda_graph=moe_preprocess     needs dispatcher=hybridep
  *     10  te_fp8 needs linear=te or experts=te (after rule 8)
  *
  * With a `group`, its rank 0 alone logs the messages of rules 7 and 8. With NULL every rank does.
@@ -263,8 +266,8 @@ TE_API te_result te_rope_config_read_llama(te_ctx *te, const char *config, te_ro
 /* Fills *rotary for the rotation of Automodel's models with experts; rope_type is ignored. The rotation has dim =
  * floor(head_dim * partial_rotary_factor) channels.
  * With `factor` above 1, frequencies are YaRN's, and attention_factor is 0.1 * ln(factor) + 1. Defaults: beta_fast 32,
- * beta_slow 1, original_max_position_embeddings 4096. YaRN computes two bounds, low and high, which are not rounded
- * here:
+ * beta_slow 1, original_max_position_embeddings 4096. YaRN computes two bounds, low and high. They are not
+ * rounded (as with te_rope_scaling.no_truncate). The frequencies then are:
  *   i < low    frequency i stays unchanged
  *   i > high   frequency i is divided by `factor`
  *   between    interpolated

@@ -135,9 +135,10 @@ TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset);
 /* Sets the random state to values that te_rng_get has read. TE_ERR_STATE inside a graph's capture. */
 TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset);
 
-/* Named random states. A named state replaces the context's where each rank must draw its own numbers: for sharded
- * weights, and for dropout in attention whose heads are split over ranks. The modules' option rng_tracker_name selects
- * one. te_checkpoint and graphs treat named states like the context's; te_model_save does not write them.
+/* Named random states. A named state replaces the context's random state where each rank must draw its own numbers:
+ * for sharded weights, and for dropout in attention whose heads are split over ranks. The modules' option
+ * rng_tracker_name selects a named state. te_checkpoint and graphs treat named states like the context's random state.
+ * te_model_save does not write named states.
  * TransformerEngine: CudaRNGStatesTracker.
  *
  * te_rng_tracker_add makes the state (seed, 0), which lives as long as the context. Its name is copied and has at

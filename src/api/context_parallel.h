@@ -1,6 +1,6 @@
 /* api/context_parallel.h: batches for ranks that share sequences (te_parallel_options.cp_group), in TransformerEngine's
- * layout. With n ranks, a sequence is cut into 2 n chunks of equal length, and rank r has chunk r followed by chunk 2 n
- * - 1 - r. Elements must be whole bytes. Results are new tensors in the innermost scope, without gradients.
+ * layout. With n ranks, a sequence is cut into 2n chunks of equal length. Rank r has two of them: chunk r, then chunk
+ * 2n - 1 - r. Elements must be whole bytes. Results are new tensors in the innermost scope, without gradients.
  *
  *     te_pad_thd_sequences_for_cp      called once per batch: pads sequences to multiples of 2 n
  *     te_get_batch_on_this_cp_rank     returns this rank's part of ids, targets or positions

@@ -99,8 +99,8 @@ typedef enum te_qkv_format {
 
 /* The keys j that query i sees. */
 typedef enum te_attn_mask {
-    TE_MASK_DEFAULT = 0,             /* in a module's options TE_MASK_CAUSAL, as in TransformerEngine; in a forward call
-                                      * the module's own mask */
+    TE_MASK_DEFAULT = 0,             /* in a module's options it means TE_MASK_CAUSAL, as in TransformerEngine; in a
+                                      * forward call it means the module's own mask */
     TE_MASK_NONE = 1,                /* all */
     TE_MASK_CAUSAL = 2,              /* j <= i */
     TE_MASK_CAUSAL_BOTTOM_RIGHT = 3, /* j <= i + s_kv - s_q */

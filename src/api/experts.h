@@ -23,16 +23,16 @@
  *     deepep, uccl_ep, hybridep one implementation: te_all_to_all, which the group must support, sends tokens to the
  *                               ranks of their experts and back. The host waits for the numbers of tokens
  *
- * te.h differs from Automodel in four places where Automodel has defects:
- *   - the backend "torch" of experts with an all-to-all dispatcher runs one GEMM per expert; te_experts_for_torch
- *     selects Automodel's GroupedLinears
- *   - dispatchers share no state, so each layer may have another number of experts
- *   - with every score function, experts of groups that were not chosen cannot be chosen;
+ * Automodel has defects in four places. te.h differs there:
+ *   - With an all-to-all dispatcher, experts of the backend "torch" run one GEMM per expert.
+ *     te_moe_backend.te_experts_for_torch selects GroupedLinears, as in Automodel
+ *   - Dispatchers share no state, so layers may have different numbers of experts
+ *   - With every score function that has groups, all experts of a token come from the chosen groups.
  *     te_moe_config.rules_of_automodel restores Automodel's rule
- *   - a gate that runs again in the backward pass (checkpointing) counts its tokens once */
+ *   - A gate counts its tokens once, even if it runs again in the backward pass (checkpointing) */
 
-/* The function from logits to scores, the rank of groups of experts, and the use of biased scores: scores plus
- * e_score_correction_bias. */
+/* Selects how logits become scores, how groups of experts are ranked, and whether experts are chosen by biased scores.
+ * A biased score is a score plus e_score_correction_bias. */
 typedef enum te_gate_score {
     TE_GATE_SOFTMAX = 0,           /* softmax over the chosen experts, or over all with softmax_before_topk; no bias, no
                                     * groups */
@@ -131,9 +131,9 @@ typedef struct te_moe_backend {
  *     f_e = load_e E / (K max(N, 1))
  *     P_e = (sum over the N tokens of their score for e) / max(N, 1)
  *
- * load_e is the number of tokens of expert e. N is the number of tokens that are not padding. Both include all ranks of
- * cp_group (borrowed; may be NULL), and so do the scores. The backward pass of the router weights adds the gradient of
- * L (te_set_moe_aux_loss_scale).
+ * load_e is the number of tokens of expert e. N is the number of tokens that are not padding. load_e, N and the sum of
+ * the scores are over the tokens of all ranks of cp_group (borrowed; may be NULL). The backward pass of the router
+ * weights adds the gradient of L (te_set_moe_aux_loss_scale).
  * TE_ERR_INVALID for gate_bias_update_factor with no_train_gate.
  * Source: nemo_automodel.components.moe.layers.Gate. */
 TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dtype gate_precision, te_group *cp_group);

@@ -12,9 +12,9 @@
  * cast: they belong to the program.
  *
  * Memory. A cast allocates all new memory before the first tensor changes: the device holds old and new tensors
- * together, and on any failure the model is what it was before. Tensors that were adjacent in memory, or shared memory,
- * are so again afterwards. Views that the program made keep the old memory. The release function of a te_tensor_wrap
- * tensor is called.
+ * together, and on any failure the model is what it was before. Tensors that were adjacent in memory are adjacent in
+ * the new memory, and tensors that shared the same memory share the new memory. Views that the program made keep the
+ * old memory. The release function of a te_tensor_wrap tensor is called.
  *
  * Tape and graphs. A te_backward that needs a parameter's values from before its cast gives TE_ERR_STATE. Graphs that
  * use a cast parameter cannot be launched any more.
@@ -23,9 +23,9 @@
  * function of this file syncs. In a graph's capture, and between te_warmup_begin and te_warmup_end, the functions give
  * TE_ERR_STATE. If the context has an error, they do nothing and the error stays.
  *
- * Shared tensors. A parameter that several modules share has several paths. The functions below use the first one in
- * the order of te_module_visit_tensors (PyTorch: named_parameters), for words, snapshots and the parameter's owner.
- * There are three exceptions:
+ * Shared tensors. A parameter that several modules share has several paths. The functions below use only the first
+ * path in the order of te_module_visit_tensors (PyTorch: named_parameters). This path is searched for words, a snapshot
+ * is stored under it, and its module counts as the owner of the parameter. There are three exceptions:
  *   - te_cast_model_to_dtype ignores paths inside skip_modules, as in Automodel, and casts a parameter that also has
  *     a path outside of them
  *   - te_restore_fp32_modules, as in Automodel, casts all tensors of a module whose path contains a word
@@ -62,8 +62,8 @@ typedef struct te_cast_model_desc {
  * NULL. Asynchronous on CUDA, with one launch per tensor.
  * Tensors whose path contains a word of te_module_set_keep_in_fp32 become f32; those that are f32 already keep every
  * bit. In a model with sharded parameters a word that is not strict keeps only buffers; one warning says so.
- * An optimizer's master weights and moments are not cast. A master that only the cast makes necessary is made by the
- * next optimizer step.
+ * An optimizer's master weights and moments are not cast. If a parameter needs a master weight only since the cast, the
+ * next optimizer step makes it.
  * TE_ERR_DTYPE if desc->dtype is another format. */
 TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *desc);
 

@@ -104,7 +104,7 @@ typedef struct te_rope_scaling {
                                                * outlive modules that use them) */
 } te_rope_scaling;
 /* Computes inv_freq [dim / 2] and *attention_factor, for sequences of `length` tokens. dim is even; base 0 => 10000;
- * scaling may be NULL. TE_ERR_INVALID for a field out of range that scaling->type reads. */
+ * scaling may be NULL. TE_ERR_INVALID if a field that scaling->type reads is out of range. */
 TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length,
                                      float *inv_freq, float *attention_factor);
 
@@ -140,10 +140,12 @@ typedef struct te_rotary_desc {
                                                  * call); modules set it */
     int64_t max_seqlen;                         /* length of the longest sequence; read with
                                                  * pretrained_max_position_embeddings, and by TE_ROPE_DYNAMIC and
-                                                 * TE_ROPE_LONGROPE.
-                                                 * 0 => in modules the call's max_seqlen; else the number of
-                                                 * tokens of a sequence in x (times cp_size), to which the two rope
-                                                 * types add position_offset */
+                                                 * TE_ROPE_LONGROPE. 0 => the first of these that is given:
+                                                 *   - in modules with inference_params, the length of the longest
+                                                 *     sequence in the cache
+                                                 *   - in modules with TE_THD, max_seqlen_q or max_seqlen_kv of the call
+                                                 *   - the size of x along the tokens, times cp_size (if set).
+                                                 *     TE_ROPE_DYNAMIC and TE_ROPE_LONGROPE add position_offset to it */
 } te_rotary_desc;
 /* Rotates x and returns a tensor of the same shape. `format` is the layout of x: [s, b, H, d], [b, s, H, d] or, for
  * TE_THD, [tokens, H, d]. desc may be NULL. */

@@ -18,9 +18,9 @@
  * - an optimizer's number of steps, and its learning rate as te_optimizer_set_lr last set it;
  * - the versions of written tensors, by which cached quantized weights and master weights notice a write.
  * All other decisions of the host are made once, in the capture: which modules run, shapes, recipes, te_microbatch,
- * te_module_train, factors and other numbers in args. (A number that changes between launches must be in a tensor that
- * a raw operation reads, such as its rng, lr_device or bias_correction.) The user's functions (modules, quantizers,
- * backward functions) do not run again.
+ * te_module_train, factors and other numbers in args. A number that changes between launches must be in a tensor. Raw
+ * operations (te_op_...) read such tensors from the fields `rng`, `lr_device` and `bias_correction` of their args, for
+ * example. The user's functions (modules, quantizers, backward functions) do not run again.
  *
  * Memory. Tensors from before the capture stay at the same address. The graph keeps their memory even if they are
  * released. Write new data into them (te_tensor_copy_from_host, te_tensor_copy). Tensors made inside the capture belong

@@ -28,7 +28,8 @@ typedef struct te_sdpa_args {
 } te_sdpa_args;
 /* Returns softmax(scale q k^T, masked) v for q [b, H, s_q, d], k [b, H, s_kv, d] and v [b, H, s_kv, dv], of any strides
  * with adjacent channels. The result is [b, H, s_q, dv], a view of memory [b, s_q, H, dv]. args may be NULL.
- * The function given to the innermost te_sdpa_begin computes the result; outside such regions te_attention does.
+ * te_attention computes the result. Between te_sdpa_begin and te_sdpa_end, the function given to te_sdpa_begin
+ * computes it instead.
  * Formats and memory are as in te_attention.
  * Source: torch.nn.functional.scaled_dot_product_attention. */
 TE_API te_tensor *te_scaled_dot_product_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
@@ -54,8 +55,9 @@ typedef struct te_attn_stats {
     uint64_t fallback_other;          /* calls of the original, because the module cannot take the call's heads, sizes,
                                        * window or dropout. In Automodel these calls fail */
 } te_attn_stats;
-/* Returns the context's counters; zeros for NULL. The counters are logged (TE_LOG_INFO) at each multiple of
- * $AUTOMODEL_TE_STATS_EVERY calls, which te_ctx_create reads. Not set => 500; 0 => never. */
+/* Returns the context's counters; zeros for NULL. The counters are logged (TE_LOG_INFO) after every N calls.
+ * te_ctx_create reads N from the environment variable AUTOMODEL_TE_STATS_EVERY; not set => 500; 0 or less => never
+ * logged. */
 TE_API te_attn_stats te_attn_get_stats(const te_ctx *te);
 /* Sets the counters to 0. The warning of fallback_scale_mismatch is still logged only once per context. */
 TE_API void te_attn_reset_stats(te_ctx *te);
@@ -70,11 +72,11 @@ typedef struct te_mask_check {
                   * with the mask do not wait, and may be in a graph's capture. te.h does not see writes to memory of
                   * te_tensor_wrap: after such a write, call te_tensor_touch on the mask */
 } te_mask_check;
-/* Returns whether `mask` is the mask of causal attention with `window`, whose `right` is taken as 0. There is no window
- * if window.on is false or window.left is negative. If true, *found (may be NULL) receives the window: `right` is 0,
- * and `left` is -1 without a window. check may be NULL.
- * A mask is u8, f32, f16 or bf16 and has 4 dimensions, the last two of equal size. Another or an empty mask gives
- * false, without an error.
+/* Returns whether `mask` is the mask of causal attention with `window`. window.right is taken as 0. There is no window
+ * if window.on is false or window.left is negative. If the result is true, *found (may be NULL) receives the window:
+ * found->right is 0, and found->left is -1 without a window. check may be NULL.
+ * A mask is u8, f32, f16 or bf16 and has 4 dimensions, the last two of equal size. A mask of another format or shape,
+ * or an empty mask, gives false without an error.
  * Syncs: reads one number from the device. Without a kept result the function returns false in a graph's capture, and
  * true between te_warmup_begin and te_warmup_end.
  * Source: _detect_causal_mask. */
@@ -107,10 +109,13 @@ typedef struct te_attn_params {
  *
  * Source: _proj_out_features. */
 TE_API int64_t te_proj_out_features(const te_module *proj);
-/* Reads *params from a module with children q_proj, k_proj and v_proj. The values are those of
- * te_module_set_attn_attributes or, in a model of te_causal_lm_create, of the module and its `sdpa`. A missing number
- * of heads is te_proj_out_features of q_proj or k_proj, divided by head_dim. A missing scale is head_dim^-0.5.
- * Returns false, without an error, for other modules, and if head_dim is not known.
+/* Reads *params from a module with children q_proj, k_proj and v_proj. The values are those that
+ * te_module_set_attn_attributes stored. If a value is missing:
+ *   - numbers of heads, and head_dim, come from the module itself if it is in a model of te_causal_lm_create. In other
+ *     modules a number of heads is te_proj_out_features of q_proj or k_proj, divided by head_dim
+ *   - window and scale come from the child `sdpa`. Without a scale there, the scale is head_dim^-0.5
+ *
+ * Returns false, without an error, for modules without these children, and if head_dim is not known.
  * Source: _infer_attn_params. */
 TE_API bool te_infer_attn_params(te_module *self_attn, te_attn_params *params);
 /* Makes a DotProductAttention with the sizes in `params`, for q, k and v [b, s, H, d] and a causal mask. softmax_scale
@@ -186,12 +191,12 @@ TE_API const char *te_inject_reason_text(te_inject_reason reason);
 
 /* Options of the injection of DotProductAttention; zero is the default, and desc may be NULL. */
 typedef struct te_inject_desc {
-    /* Automodel's rules (true), te.h's rules (false):
-     *   checks of a mask                               two rows; all rows
-     *   dropout_p                                      ignored; applied
-     *   an attribute attn_module that is NULL          counts as present; as absent
-     *   numbers of heads and sizes of projections      not compared; compared
-     *   a second injection of a model                  warns; does not warn */
+    /*                                              true: as in Automodel   false: te.h's own rules
+     *   rows of a mask that are checked            first and last          all
+     *   dropout_p                                  ignored                 applied
+     *   an attribute attn_module that is NULL      counts as present       counts as absent
+     *   numbers of heads and projections' sizes    not compared            compared
+     *   a second injection of a model              logs a warning          logs no warning */
     bool rules_of_automodel;
     bool cache_masks;        /* te_mask_check.cache: the layers that read the same mask then wait for its check once per
                               * step, not once per layer */
@@ -205,8 +210,9 @@ typedef struct te_inject_desc {
 /* Injects DotProductAttention into every module below `model` whose name ends in "self_attn". Weights may be loaded
  * before or after. Returns the number of modules injected. The first success sets the attribute
  * "_te_attention_injected" of `model`.
- * Logs the reason for each module that cannot be injected (TE_LOG_DEBUG), and a warning if none was. An injected model
- * stays as it is: the result is 0, with a warning only under rules_of_automodel.
+ * Logs the reason (TE_LOG_DEBUG) for each module that cannot be injected. Logs a warning if no module was injected. A
+ * model that is injected already stays as it is. The result is then 0, and the warning comes only under
+ * rules_of_automodel.
  * Returns -1 with the error recorded:
  *   - out of memory; modules before the one that failed stay injected, and the call may be repeated
  *   - TE_ERR_STATE inside a graph's capture

@@ -13,11 +13,13 @@
  *                        dim to embedding_dim; no dropout
  *     Gate               only the gate of a CausalLM's experts; its adapters stay in high precision under every recipe
  *     experts            GroupedExperts, GroupedExpertsDeepEP, and the experts of a CausalLM. Adapters are stacks over
- *                        this rank's E experts, in children with a parameter "weight": lora_gate_and_up_A [E, dim, r],
- *                        lora_down_A [E, inter, r], lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter]) and
- *                        lora_down_B [E, r, dim]. The B stacks start at zero. With LoRA rank r each linear layer adds
- *                        (x A B) alpha / r, in high precision under every recipe; no dropout, no DoRA. Source:
- *                        GroupedExpertsLoRA
+ *                        this rank's E experts, in children with a parameter "weight". r is the rank of the adapters:
+ *                            lora_gate_and_up_A   [E, hidden, r]
+ *                            lora_gate_and_up_B   [E, r, 2 inter] (not gated: [E, r, inter]), starts at zero
+ *                            lora_down_A          [E, inter, r]
+ *                            lora_down_B          [E, r, hidden], starts at zero
+ *                        Each linear layer adds (x A B) alpha / r, in high precision under every recipe; no dropout, no
+ *                        DoRA. Source: GroupedExpertsLoRA
  *
  *     te_module *model = te_hf_open(te, "llama", NULL);
  *     te_lora_apply(model, &(te_lora_desc){ .dim = 16 }, NULL);          // all modules called *_proj, and experts
@@ -57,9 +59,9 @@ typedef enum te_lora_bias {
  *   - classes "[..]", groups "(..)" and "|"
  *
  * Counts {..}, groups that begin with "(?", and escapes such as \\d are refused. "*[qv]_proj" and "*.(q|v)_proj" match
- * q_proj and v_proj of all layers. Put alternatives into a group: "x|y" becomes "^x|y$", as in Automodel, and "^x"
- * matches any path that begins with x. A pattern has at most 512 bytes; matching takes time proportional to the
- * pattern's length times the path's length.
+ * q_proj and v_proj of all layers. Put alternatives into a group. Without a group, "x|y" becomes "^x|y$", as in
+ * Automodel: it matches the path y, and every path that begins with x. A pattern has at most 512 bytes. Matching takes
+ * time proportional to the pattern's length times the path's length.
  *
  * A name without operators also matches every path whose last components are this name: "q_proj" matches
  * "model.layers.0.self_attn.q_proj". Only such a name ("embed_tokens") gives adapters to an Embedding. Modules that
@@ -166,8 +168,8 @@ TE_API te_result te_lora_save(te_module *model, const char *folder);
  *
  * If gate and up of experts have different lora_A in the file, the experts get twice the file's rank and alpha. lora_A
  * then contains both matrices, and lora_B has zeros so that gate and up each use their own part of lora_A.
- * With adapters of lm_head and embed_tokens, peft also writes the base weight (base_layer.weight). It must be equal to
- * the model's, both rounded to the narrower of their formats, and is not loaded.
+ * With adapters of lm_head and embed_tokens, peft also writes the base weight (base_layer.weight). This weight is not
+ * loaded, but it must equal the model's weight after both are rounded to the narrower of the two formats.
  *
  * Nothing in the folder is trusted.
  * TE_ERR_IO if a file cannot be read.

@@ -46,8 +46,8 @@ typedef struct te_causal_lm_desc {
     bool zero_centered_gamma;    /* norms multiply by 1 + weight */
     bool qkv_bias, o_bias, mlp_bias; /* biases of q_proj, k_proj and v_proj; of o_proj; of the MLP's projections */
     bool qk_norm;                /* an RMSNorm of each query and key head, before the rotation */
-    bool feedforward_norms;      /* true => a layer has four norms: before and after the attention and the MLP. The norm
-                                  * after each of the two runs before the residual is added */
+    bool feedforward_norms;      /* true => a layer has four norms: before and after the attention, and before and after
+                                  * the MLP. A norm after attention or MLP is applied before the residual is added */
     bool tie_word_embeddings;    /* true => the model has no lm_head, and computes logits with the embedding's table */
     float embedding_scale;       /* factor of the embedding's rows, rounded to the rows' format; 0 => 1 */
     float softmax_scale;         /* 0 => 1 / sqrt(head_dim) */
@@ -76,8 +76,8 @@ typedef struct te_causal_lm_desc {
  * pointers NULL. TE_ERR_INVALID if sizes contradict each other. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
-/* Allocates a KV cache in the model's format, for `max_length` positions of `batch` sequences in all layers. `model` is
- * one of te_causal_lm_create or te_hf_open. The caller owns the cache and must call te_kv_cache_destroy.
+/* Allocates a KV cache in the model's format, for `max_length` positions of `batch` sequences in all layers. `model`
+ * was made by te_causal_lm_create or te_hf_open. The caller owns the cache and must call te_kv_cache_destroy.
  * A forward with args->kv_cache treats its ids as the continuation of the cached positions, and appends their keys and
  * values. TE_ERR_INVALID if the new length exceeds max_length. TE_ERR_STATE if gradients are enabled
  * (te_no_grad_begin).

@@ -44,8 +44,8 @@ typedef struct te_forward_args {
     bool fp8_output, fp8_grad;         /* for Linear and LayerNormLinear in an enabled autocast region. fp8_output =>
                                         * `out` is quantized by the recipe. Modules take it as input; other functions
                                         * need te_dequantize first.
-                                        * fp8_grad => the gradient of the GEMM's input is quantized, but decoded for a
-                                        * leaf.
+                                        * fp8_grad => the gradient of the GEMM's input is quantized. If the input is a
+                                        * leaf (te_tensor_set_requires_grad), its gradient is then dequantized.
                                         * DotProductAttention takes only fp8_output, under a recipe with fp8_dpa */
     te_microbatch
         is_first_microbatch; /* 0 => Linear and GroupedLinear use te_step_get_is_first_microbatch */

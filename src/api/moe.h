@@ -57,7 +57,7 @@ TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *p
                                                     te_tensor *tokens_per_expert, int64_t align_size,
                                                     int64_t num_out_tokens, te_moe_padded *made);
 
-/* Options of te_moe_unpermute; all zero means a sum of each token's copies, made with a mask map. */
+/* Options of te_moe_unpermute. All zero => row_id_map was made from a mask map, and each token's copies are added. */
 typedef struct te_moe_unpermute_desc {
     te_tensor *merging_probs; /* factors of the copies: [T, E] with a mask map, [T, topk] with an index map. NULL =>
                                * with a mask map the factors are 1; with an index map nothing is summed, and each copy
@@ -172,8 +172,8 @@ typedef struct te_fp8_padding_desc {
 } te_fp8_padding_desc;
 /* Makes an Fp8Padding, which adds rows of zeros behind each group of the input's rows. m_splits or m_splits_tensor has
  * the number of rows of each group.
- * With m_splits the result has the sum of the padded sizes, and args->padded_m_splits receives these sizes. With
- * m_splits_tensor the result has enough rows for any sizes.
+ * With m_splits, args->padded_m_splits receives the padded sizes, and the result has as many rows as their sum. With
+ * m_splits_tensor, the result has enough rows for any sizes.
  * Outputs: out, m_splits (i64 [num_gemms], the padded sizes). */
 TE_API te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc *desc);
 /* Makes an Fp8Unpadding, which removes the rows of Fp8Padding. m_splits or m_splits_tensor has the sizes before

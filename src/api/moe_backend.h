@@ -5,9 +5,9 @@
  * the caller sets ep_group, cp_group and world_size. */
 TE_API te_moe_backend te_moe_backend_of(const te_backend_config *config);
 
-/* Creates an MoE: y = experts(x) [+ shared experts(x) [* sigmoid(x w)]]. Children: gate, experts, shared_experts (with
- * children gate_proj, up_proj, down_proj), shared_expert_gate, fc1_latent_proj and fc2_latent_proj. Owned by the
- * caller. The class of the child `experts` depends on the backend:
+/* Creates an MoE, owned by the caller: y = experts(x) [+ shared experts(x) [* sigmoid(x w)]]. Children: gate, experts,
+ * shared_experts (with children gate_proj, up_proj, down_proj), shared_expert_gate, fc1_latent_proj and
+ * fc2_latent_proj. The class of the child `experts` depends on the backend:
  *
  *     dispatcher                  ranks      experts                     class
  *     mok                         4, 8, ..                               TE_ERR_UNSUPPORTED

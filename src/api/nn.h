@@ -94,8 +94,8 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
  * tensors, caches, sequence lengths and FP8. te_module_set_forward can replace its forward. te_module_state returns
  * this desc. The forward reads args->input (the query, [s, b, H, d]), args->key and args->value ([s_kv, b, G, d]). It
  * sets args->outputs.out [s, b, H, d]. Of args->attention only attn_mask_type, window and checkpoint_core_attention may
- * be set. In models of te_causal_lm_create attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT with keys
- * of earlier calls. */
+ * be set. In models of te_causal_lm_create, attn_mask_type is TE_MASK_CAUSAL. It is TE_MASK_CAUSAL_BOTTOM_RIGHT if
+ * args->key also has keys of earlier calls (te_kv_cache). */
 typedef struct te_sdpa_desc {
     te_qkv_format format; /* layout of query, key, value and output; 0 => [s, b, H, d] */
     te_attn_rule rule;    /* only these fields may be set: mask, window, softmax_scale, softcap, dropout_p (in
@@ -181,10 +181,10 @@ TE_API bool te_tensor_sequence_parallel(const te_tensor *x);
 /* Sets what te_tensor_sequence_parallel returns for x. Returns x. */
 TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on);
 
-/* Sets the recipe (copied) of m and all modules below in enabled autocast regions, instead of the region's. With `off`
- * these modules do not quantize. A module's setting overrides those of modules above it. NULL without `off` removes the
- * setting. Do not call this between a forward pass and its backward pass. TE_ERR_INVALID for a recipe together with
- * `off`, or a recipe whose options exclude each other.
+/* Gives m and all modules below m a recipe of their own (copied). In enabled autocast regions these modules use this
+ * recipe in place of the region's recipe. With `off` they do not quantize. A module's setting overrides the settings of
+ * modules above it. `recipe` NULL without `off` removes the setting. Do not call this between a forward pass and its
+ * backward pass. TE_ERR_INVALID for a recipe together with `off`, or a recipe whose options exclude each other.
  * Source: the features DisableQuantizationLayer and PerTensorScaling of TransformerEngine's debug tool. */
 TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, bool off);
 
@@ -264,9 +264,9 @@ TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization
  * behind a Linear computes the gradient of the Linear's bias and quantizes the gradient of the Linear's output. Results
  * are bit-identical to those of LayerNormLinear and LayerNormMLP, except the gradient of the output of a Linear in
  * front of an Activation: it is rounded as in TransformerEngine's te.ops. If the Linear has no bias, or the activation
- * is GELU or ReLU, the gradient's amax comes from f32 values. Under delayed scaling the gradient's codes do, too.
- * Otherwise the gradient is rounded first. A child with te_module_set_forward, te_module_set_checkpoint or
- * te_make_graphed_callables is not fused.
+ * is GELU or ReLU, the amax of this gradient is computed from f32 values, and under delayed scaling its codes too. In
+ * all other cases the gradient is rounded before its amax and codes are computed. A child with te_module_set_forward,
+ * te_module_set_checkpoint or te_make_graphed_callables is not fused.
  *
  * The Sequential takes ownership of the children; if it cannot be created, it destroys them.
  * TE_ERR_INVALID for a child that is NULL, is of another context, is twice in the list, or has a parent already (which

@@ -169,7 +169,7 @@ typedef struct te_op_fill_args {
 } te_op_fill_args;
 
 /* Sets every dst[i] to a random number: uniform on [a, b), or normal with mean a and standard deviation b. Element i
- * comes from block i / 4 of Philox4x32-10 at (seed, offset). In f16 and bf16 rounding may give b itself. b - a must be
+ * comes from block i / 4 of Philox4x32-10 at (seed, offset). Rounding to f16 or bf16 may give b itself. b - a must be
  * finite. */
 typedef struct te_op_random_args {
     te_tensor *dst;

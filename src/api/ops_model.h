@@ -13,10 +13,10 @@
  *            Exception: column-wise copies of MXFP8 are MN-major (A transposed, B not transposed)
  *   D        the tensor d: f32, f16 or bf16 [m, ldd]
  *   bias     [n] of any float format, optional
- *   scaling  scaling_a and scaling_b are the kinds of scale_a and scale_b: two equal kinds (not BLOCK_2D), or BLOCK_1D
- *            and BLOCK_2D. The scales of each kind:
+ *   scaling  scaling_a and scaling_b are the kinds of scale_a and scale_b. Both kinds are equal, or one is BLOCK_1D and
+ *            the other BLOCK_2D. Both BLOCK_2D is not possible. The scales of each kind:
  *            TENSOR   f32 [1], the scale_inv of FP8 operands; NULL => 1
- *            BLOCK    f32, the scale_inv that te_op_block_quantize wrote. The sum over each 128 values of k is scaled.
+ *            BLOCK_*  f32, the scale_inv that te_op_block_quantize wrote. The sum over each 128 values of k is scaled.
  *                     The scaled sums are added in f32
  *            MXFP8    e8m0, as te_op_mxfp8_quantize wrote them
  *            NVFP4    e4m3, as te_op_nvfp4_quantize wrote them, with amax_a and amax_b f32 [1], or [m] and [n] if rows
@@ -27,14 +27,13 @@
  *   aux      [m, n] of D's format: the second tensor of the epilogue (te_epilogue)
  *   bias_gradient  [n] of any float format, optional, written: column sums of the stored D, in f32. Not with accumulate
  *                  or a strided D
- *   split_accumulator  true => partial sums of the tensor core are added in f32 at intervals (BLOCK always does this);
+ *   split_accumulator  true => partial sums of the tensor core are added in f32 at intervals (with BLOCK_*: always);
  *                      false => the tensor core accumulates all of k
  * If tensor cores cannot read MXFP8 or NVFP4, the operands are decoded to bf16. Only bits below 2^-133 are lost.
  * Decoding takes a workspace of up to 2 (m + n) k bytes, where rows are rounded up to multiples of 16 elements. With
  * small m or n and K-major operands, most calls need none. On sm_90 an operand may be copied into a workspace of its
  * size if its rows do not begin at multiples of 16 bytes. te_explain returns the workspace of a call.
- * If k is 0, the products are 0: D becomes epilogue(bias), which accumulate adds to the old D. If m or n is 0, only
- * bias_gradient is written, as 0. */
+ * If k is 0, op(A) op(B) in the formula is 0. If m or n is 0, only bias_gradient is written, as 0. */
 typedef struct te_op_gemm_args {
     const te_tensor *a, *b;
     te_tensor *d;
@@ -245,8 +244,8 @@ typedef struct te_rope_angles {
     const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): the position of each token; NULL => the
                                  * token's index in its sequence */
     const te_tensor *freqs; /* f32 [positions, 1 or b, 1, rotary_dim]: row t has the angles at position t, for all
-                             * sequences or for each (mRoPE). With freqs, base, inv_freq and position_scale must be 0. A
-                             * position without a row is an error on the CPU, and gives NaN on a GPU. Source:
+                             * sequences or for each (mRoPE). If freqs is given, base, inv_freq and position_scale must
+                             * be 0. A position without a row is an error on the CPU, and gives NaN on a GPU. Source:
                              * TransformerEngine, apply_rotary_pos_emb(freqs) */
     int cp_size, cp_rank;  /* x holds chunks cp_rank and 2 cp_size - 1 - cp_rank of 2 cp_size equal chunks of each
                             * sequence. cp_size is at most 2^20; 0 => whole sequences. Source: TransformerEngine,
@@ -258,8 +257,8 @@ typedef struct te_rope_angles {
  *   x, y        [s, b, h, d], [b, s, h, d] or [tokens, h, d], by `format`. Channels are adjacent; other strides are
  *               free. y may be x
  *   angles      the angle of each pair
- *   cu_seqlens  i32 [b + 1], with TE_THD: the first row of each sequence; positions count from this row. With cp_size
- *               cu_seqlens counts the rows of whole sequences
+ *   cu_seqlens  i32 [b + 1], with TE_THD: the first row of each sequence; positions count from this row. If cp_size is
+ *               set, cu_seqlens counts the rows of whole sequences, not only this rank's rows
  *   backward    true => the transposed rotation is applied
  *   no_rope     true => y is a copy of x; angles and cu_seqlens are not read */
 typedef struct te_op_rope_args {
@@ -359,8 +358,8 @@ typedef struct te_score_mod {
  *   kv_bshd          true => k, v and their gradients are [b, s_kv, G, d], whatever the format of q
  *   attention_mask   for TE_MASK_ARBITRARY: u8 [b or 1, H or 1, s_q or 1, s_kv or 1], any strides; 1 => masked
  *   cu_seqlens_q, cu_seqlens_kv   i32 [b + 1], ascending: sequence b has cu[b + 1] - cu[b] queries or keys. Padding
- *                                 masks need both. With TE_THD the first row of the sequence is cu[b] or, if
- *                                 they are given, element b of cu_seqlens_q_padded, cu_seqlens_kv_padded (i32 [b + 1]).
+ *                                 masks need both. With TE_THD sequence b begins at row cu[b]. If cu_seqlens_q_padded
+ *                                 and cu_seqlens_kv_padded (i32 [b + 1]) are given, it begins at their element b.
  *                                 Lengths that reach beyond the tensors are cut. Wrong starts are refused on the CPU,
  *                                 and with TE_DEBUG_SYNC=1. Rows of no sequence become 0 in o, dq, dk and dv, and -inf
  *                                 in lse
@@ -421,12 +420,12 @@ typedef struct te_attn_fp8 {
  *   lse   f32 [b, H, s_q], or [H, tokens]: log(sum of exp(score)) of each row, after scale, softcap, bias and mask. A
  *         row that sees no key has lse -inf and o 0
  *   max_logit   f32 [H], optional, written: the largest score of each head; -inf if no row sees a key
- *   rule.dropout_p   probability p of zeroing an element of the softmax. Below 1/64 it is rounded to a multiple of
- *                    1/65536, else to a multiple of 1/4096 of at most 4095/4096, unless p is 1. Kept elements are
+ *   rule.dropout_p   probability p of zeroing an element of the softmax. p is rounded: below 1/64 to a multiple of
+ *                    1/65536, else to a multiple of 1/4096. A p below 1 is never rounded up to 1. Kept elements are
  *                    divided by 1 - p, with the rounded p. An element is kept if its 16-bit random number is at least
  *                    65536 * p. For element [b, h, i, j], let w = ((b*H + h)*s_q + i)*ceil(s_kv/32) + j/32 (with
- *                    TE_THD, s_q and s_kv of the longest sequences). Then bit number n of its random number is bit
- *                    number j % 32 of word n % 4 in block 4*w + n/4 of Philox4x32-7 at (seed, offset) and rng */
+ *                    TE_THD, s_q and s_kv of the longest sequences). Bit n of the element's random number is found in
+ *                    block 4*w + n/4 of Philox4x32-7 at (seed, offset) and rng: in word n % 4, at bit j % 32 */
 typedef struct te_op_attn_fwd_args {
     const te_tensor *q, *k, *v;
     te_tensor *o, *lse;
@@ -534,9 +533,9 @@ typedef struct te_op_detect_causal_mask_args {
 
 /* Makes an i32 map between two orders of the rows of sequences that ranks share (te_parallel_options.cp_group). The
  * order of the ranks has all rows of rank 0, then of rank 1 and so on. The other order is that of the sequences.
- *   map         [rows]: map[r * rows / ranks + i] is the index, in the order of the sequences, of row i of rank r. With
- *               `inverse` it is the inverse map. As row_id_map of te_op_moe_permute (topk 1) the map brings rows into
- *               the order of the sequences
+ *   map         [rows]: map[r * rows / ranks + i] is the index, in the order of the sequences, of row i of rank r. As
+ *               row_id_map of te_op_moe_permute (topk 1), this map brings rows from the order of the ranks into the
+ *               order of the sequences. With `inverse` the inverse of this map is written, which brings rows back
  *   cu_seqlens  optional i32 [b + 1]: the first row of each sequence, all multiples of 2 * ranks. NULL => `sequences`
  *               sequences of equal length. Rows behind the last sequence are shared evenly
  *   share       the ranks together have 1 / `share` of each sequence; cu_seqlens is divided by `share` first; 0 => 1
@@ -557,7 +556,8 @@ typedef struct te_op_context_rows_args {
  *                      sequences; multiples of 2 * ranks; NULL => cu_seqlens
  *   lengths            i32 [b + 1], written: running sums, from 0, of the numbers of tokens in the selected chunks
  *   starts             i32 [b + 1], written: the first row of each sequence's selected chunks; the last entry is the
- *                      end. The rows of the rank are counted or, with TE_CHUNKS_UP_TO, all rows
+ *                      end. Rows are numbered within this rank's part; with TE_CHUNKS_UP_TO, within the rows of all
+ *                      ranks
  *   rank               the index of this rank, from 0; with TE_CHUNKS_UP_TO a count of chunks, up to 2 * ranks */
 typedef struct te_op_context_lengths_args {
     const te_tensor *cu_seqlens, *cu_seqlens_padded;
@@ -612,8 +612,8 @@ typedef struct te_op_softcap_args {
 
 /* y = residual + keep(x + bias) / (1 - p), in f32, rounded once. keep(v) is v or 0. bias [N] and residual [.., N] are
  * optional. y may be x or residual.
- * Element i is kept if uniform number i / run of Philox is at least p: `run` neighbours are kept or dropped
- * together. */
+ * Element i is kept if Philox's uniform number with the index i / run is at least p. So `run` neighbours are kept or
+ * dropped together. */
 typedef struct te_op_dropout_add_fwd_args {
     const te_tensor *x, *bias, *residual;
     te_tensor *y;

@@ -61,8 +61,8 @@ typedef struct te_op_moe_local_ids_args {
  *                 the next call that waits
  *   offsets       optional, i32 or i64 [n]: offsets[i] is added to the destination rows of chunk i (padding). Not with
  *                 sorted_index
- *   chunk_numbers   true: row_id_map[i] becomes the index of the chunk of row i, the list `groups` of te_op_amax and
- *                   the casts. Not with sorted_index or offsets
+ *   chunk_numbers   true: row_id_map[i] becomes the index of the chunk that contains row i. te_op_amax and the casts
+ *                   take such a row_id_map as `groups`. Not with sorted_index or offsets
  * Rows behind the last chunk do not move. Exception: with offsets or chunk_numbers their entries of row_id_map are
  * -1. */
 typedef struct te_op_moe_chunk_map_args {
@@ -115,9 +115,10 @@ typedef struct te_op_moe_unpermute_bwd_args {
  *   use_pre_softmax  true: the softmax is over all experts; false: it is over the chosen experts
  *   expert_bias      optional, float [E]: added to the scores for the choice alone. Not with a softmax over the chosen
  *                    experts
- *   num_groups, group_topk   only experts of the group_topk best of num_groups equal groups are chosen. A group is
- *                            ranked by the sum of its group_best best scores. 0 => no groups
- *   group_best       0 => topk / group_topk
+ *   num_groups, group_topk   the experts form num_groups groups of equal size, and are chosen only from the group_topk
+ *                            best groups. 0 => no groups
+ *   group_best       a group is ranked by the sum of its best scores; group_best is their number. 0 => topk /
+ *                    group_topk
  *   zero_other_groups   true: biased scores in the other groups are multiplied by 0; these experts may still be chosen.
  *                       A NaN score is still ranked last
  *   norm_topk_prob   TE_ON: probabilities are divided by their sum + 1e-20 if topk > 1 (all_scores: for any topk). 0 =>

@@ -45,7 +45,7 @@ typedef struct te_op_delayed_update_args {
     te_amax_algo algo; /* how the amax is taken from the history; 0 => the largest */
 } te_op_delayed_update_args;
 
-/* Gathers the newest amaxes: amaxes f32 [n_0 + n_1 + ..] becomes row 0 of each history, one behind the other.
+/* Gathers the newest amaxes: copies row 0 of each history to `amaxes`, f32 [n_0 + n_1 + ..], one row behind the other.
  * amax_history[i] is f32 [L_i, n_i]. */
 typedef struct te_op_delayed_gather_args {
     te_tensor *const *amax_history;
@@ -63,8 +63,8 @@ typedef struct te_op_delayed_gather_args {
  *   amax       f32 [1], optional, written: max(amax, max |x|) of the unscaled x; with `current`: max |x| alone
  *   current    true: the scale comes from max |x| as in te_op_scale_from_amax, with `epsilon` and `power_of_two`
  *              (Float8CurrentScalingQuantizer)
- *   x_amax     f32 [2], optional, aligned to 8 bytes, with `current` and without `noop`. Must be max |x| and 0 before
- *              the call, and is 0 and 0 after it. Saves a pass over x
+ *   x_amax     f32 [2], optional, aligned to 8 bytes, with `current` and without `noop`. Before the call, x_amax[0]
+ *              must be max |x|, and x_amax[1] (a counter) must be 0. The call sets both to 0. Saves a pass over x
  *   dbias      [N] of any float format, optional: the column sums of x in f32 (the gradient of a bias). Not with `noop`
  *   noop       optional f32 [1]: 1.0 => nothing is written
  *   groups     optional i32 [M]: the group of each row, as in te_op_amax. scale, scale_inv and amax are then [n], one
@@ -225,10 +225,10 @@ typedef struct te_op_nvfp4_amax_args {
  * Two options change the arithmetic:
  *   stochastic_rounding  q is the largest code not above t = RN(|RN(x * mult)| + u * step), with x's sign; NaN => 6.
  *                        step is 0.5 for magnitudes below 2, 1 below 4, and 2 above. u = k / 256, where k is byte i of
- *                        the 16 bytes of Philox (seed, offset, row * blocks + block). i is the index of the element in
- *                        its block, `block` that of the block in its row, `row` that of the row in the copy. `blocks`
- *                        is how many blocks of a row hold elements of x. The column-wise copy uses offset + 1.
- *                        two_dimensional changes none of this
+ *                        the 16 bytes of Philox (seed, offset, row * blocks + block). `row` is the index of the row in
+ *                        the copy. `block` is the index of the block in the row. i is the index of the element in the
+ *                        block. `blocks` is the number of blocks of a row that hold elements of x. The column-wise copy
+ *                        uses offset + 1. two_dimensional changes none of this
  *   four_over_six  b = RN(RN(block amax / 6) * S) and d = E4M3(b). A block keeps d = E4M3(RN(b * 1.5)) instead if its
  *                  error is smaller. The error is the sum over the block's elements, in order, of |e| or e * e, with e
  *                  = RN(RN(RN(RN(q * d) * amax) / (6 F)) - x). q is the code that would be written; every operation is
@@ -315,8 +315,7 @@ typedef struct te_op_shard_scales_args {
  * slice alone, and no padding.
  *   dst          a row-wise copy [rows, ld] of the matrix; with `flat` the codes of the slice alone (dst may be
  *                longer). In a flat e2m1 dst the first code is in the low half of a byte if start is even, else in the
- *                high half. If a byte is half the slice's and half a neighbouring slice's, only the slice's half
- *                changes
+ *                high half. If a byte has codes of two slices, only this slice's half of the byte changes
  *   scaling      TENSOR: x is multiplied by scale f32 [1], and amax, optional f32 [1], becomes max(amax, max |x|).
  *                BLOCK_2D, MXFP8, NVFP4: scale is as te_op_shard_scales writes it. NVFP4 needs amax_tensor too
  *   multiplier   BLOCK_2D, optional: as te_op_shard_scales writes it. NULL => RN(1 / scale), exact only for powers of

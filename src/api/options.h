@@ -84,8 +84,9 @@ typedef enum te_cp_comm {
 } te_cp_comm;
 /* Options of every module whose work ranks can share.
  *
- * Tensor parallelism. Sizes in a desc are those of the whole module; each rank has a shard of the parameters. Ranks
- * that are seeded alike get the initial values of one rank alone. The ranks exchange:
+ * Tensor parallelism. Sizes in a desc are those of the whole module; each rank has a shard of the parameters. If all
+ * ranks have the same seed, the shards of a weight together are the weight that a single rank would initialize. The
+ * ranks exchange:
  *
  *     parallel_mode  sequence_parallel  forward                              backward
  *     column         off                nothing                              the input's gradient is all-reduced
@@ -95,19 +96,21 @@ typedef enum te_cp_comm {
  *     row            on                 the output is reduce-scattered       the output's gradient is gathered
  *
  * Gathering and scattering go along the first dimension.
- * With one scale for each tensor, the ranks gather codes, and the amax is that of all ranks. Delayed scaling reduces it
- * over amax_group, which must contain all ranks of tp_group; without amax_group over tp_group.
+ * With one scale for each tensor, the ranks gather codes, and the amax is that of all ranks. Delayed scaling reduces
+ * the amax over amax_group, which must contain all ranks of tp_group. Without an amax_group it reduces the amax over
+ * tp_group.
  * With one scale for each block, the ranks gather codes if each rank's rows and columns fill whole blocks (128 x 128;
  * MXFP8: 32, NVFP4: 16). Otherwise they gather unquantized numbers.
  * The bias of a row-parallel GEMM is added after the sum.
- * If te_tensor_sequence_parallel is true for a parameter, te_all_reduce its gradient before the optimizer's step.
+ * If te_tensor_sequence_parallel is true for a parameter, call te_all_reduce for its gradient before the optimizer's
+ * step.
  *
  * Context parallelism. n ranks share each sequence. A sequence has 2 n chunks of equal length: pad it to a multiple of
  * 2 n. Rank r has chunk r, and behind it chunk 2 n - 1 - r (te_get_batch_on_this_cp_rank).
  * Tensors of a call have this rank's rows. Exceptions: cu_seqlens and max_seqlen describe whole sequences, and the
  * columns of a bias are all keys in their order.
- * te_all_reduce gradients of parameters, softmax_offset included, over the n ranks. max_logit is the maximum over all
- * ranks.
+ * Call te_all_reduce over the n ranks for the gradients of parameters, softmax_offset included. max_logit is the
+ * maximum over all ranks.
  * With TE_CP_A2A_P2P, n is size(cp_group) * size(cp_p2p_group), and r is size(cp_group) * (rank in cp_p2p_group) +
  * (rank in cp_group).
  *
@@ -171,8 +174,8 @@ typedef struct te_attn_options {
                                    * gemm.rng_tracker_name, or the context's */
     te_qkv_format qkv_format;   /* 0 => sbhd; TransformerEngine's TransformerLayer calls it attn_input_format */
     te_attn_mask attn_mask_type; /* 0 => causal; TransformerEngine's TransformerLayer calls it self_attn_mask_type */
-    te_window window;           /* TransformerEngine: window_size. With a causal mask `right` counts as 0. With another
-                                 * mask (left, right) = (-1, -1) or (-1, 0) is no window */
+    te_window window;           /* TransformerEngine: window_size. With a causal mask `right` counts as 0. With other
+                                 * masks there is no window if (left, right) is (-1, -1) or (-1, 0) */
     te_switch bottom_right_diagonal; /* the diagonal of the window and of ALiBi ends in the bottom right corner of the
                                       * scores; 0 => on (te_attn_rule) */
     float softmax_scale;        /* factor of the scores; 0 => 1 / sqrt(kv_channels) */
@@ -232,12 +235,12 @@ typedef struct te_attn_call {
     const te_score_mod *score_mod;   /* the program's own formula for scores and masks; NULL => none. Its source texts
                                       * must live until the backward pass, if the call runs again there */
     /* Packed inputs of DotProductAttention. qkv_layer [.., 3, H, d] replaces input, key and value. With G < H groups it
-     * is [.., H + 2 G, d]. kv_layer [.., 2, G, d] replaces key and value. With a cache, in FP8 and over several ranks,
-     * packed tensors are copied. */
+     * is [.., H + 2 G, d]. kv_layer [.., 2, G, d] replaces key and value. Packed tensors are copied if the call has a
+     * cache or runs in FP8, or if several ranks share the sequence. */
     te_tensor *qkv_layer, *kv_layer;
     int qkv_interleave_dim;          /* index, from the end, of the dimension that separates q, k and v. -3: the shapes
-                                      * above. -2: [.., H, 3, d] and [.., G, 2, d], with fewer groups than heads [.., G,
-                                      * H / G + 2, d]. 0 => -3 */
+                                      * above. -2: qkv_layer is [.., H, 3, d], or [.., G, H / G + 2, d] if G < H.
+                                      * kv_layer is [.., G, 2, d]. 0 => -3 */
 } te_attn_call;
 
 /* Options of a decoder's cross attention in one forward call, where they differ from those of its self attention. */

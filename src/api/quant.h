@@ -15,7 +15,8 @@
  *   - te_quantize_master_weights with 128 x 128 blocks and fp32_scales, where fp8_max / amax is infinite in f32 (E4M3:
  *     an amax below 1.3166e-36): te.h takes the largest number of the weight's nominal dtype as the scale.
  *     TransformerEngine takes this number for a whole weight, but FLT_MAX for a rank's slice (compute_scale.cu).
- *   - e4m3_max_256 has an effect even without four_over_six. TransformerEngine's NVFP4Quantizer uses 448 without it.
+ *   - e4m3_max_256 without four_over_six: the largest block scale is 256 in te.h, and 448 in TransformerEngine's
+ *     NVFP4Quantizer.
  *   - te.h does not read NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH.
  * Without the transform NVFP4 encodes no NaN: a NaN becomes 6 times its block's scale, as in TransformerEngine. An
  * element that decodes to NaN becomes 0x7fffffff in f32, and 0x7fff in bf16 and f16.
@@ -254,7 +255,8 @@ typedef struct te_current_recipe {
 } te_current_recipe;
 /* Options of block scaling. */
 typedef struct te_block_recipe {
-    /* Blocks of inputs, weights and gradients: 1 is 1 x 128, 2 is 128 x 128. 0 => 1, 2 and 1. At most one may be 2. */
+    /* Shape of the blocks: 1 is 1 x 128, 2 is 128 x 128. 0 => 2 for weights, 1 for inputs and gradients. At most one of
+     * the three may be 2. */
     int x_block_scaling_dim, w_block_scaling_dim, grad_block_scaling_dim;
     bool fp32_scales;                                                     /* scales may be any f32 number; false =>
                                                                            * powers of two */
@@ -349,8 +351,9 @@ typedef struct te_autocast_desc {
 } te_autocast_desc;
 
 /* Opens a region in which modules quantize the operands of their GEMMs; desc may be NULL. Regions may be nested. The
- * outermost region saves the state of delayed scaling for te_clear_error. TE_ERR_INVALID for a recipe whose options
- * exclude each other. A call that fails opens no region. TransformerEngine: autocast. */
+ * first region of a training step saves the state of delayed scaling. te_clear_error restores this state after a failed
+ * step. TE_ERR_INVALID for a recipe whose options exclude each other. A call that fails opens no region.
+ * TransformerEngine: autocast. */
 TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
 /* Closes the innermost region. The end of the outermost region updates the delayed scales of the forward, if gradients
  * are enabled. The backward pass updates the delayed scales of gradients. Asynchronous on CUDA. */
@@ -404,10 +407,10 @@ typedef struct te_quantized_model_init_desc {
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
 /* Closes the innermost region. */
 TE_API te_result te_quantized_model_init_end(te_ctx *te);
-/* Copies the value of the weight x from before its first quantization to host memory, in x's shape and nominal dtype.
- * te_module_reset_parameters replaces this value, and so does loading the weight in high precision. Masters start from
- * the value, unless the weight was written in the meantime. TE_ERR_STATE if the value was not preserved, or was
- * cleared. TransformerEngine: get_high_precision_init_val. */
+/* Copies the preserved initial value of the weight x to `host`, in x's shape and nominal dtype. The initial value is
+ * the one that x had before its first quantization. te_module_reset_parameters replaces this value, and so does loading
+ * the weight in high precision. Masters start from the value, unless the weight was written in the meantime.
+ * TE_ERR_STATE if the value was not preserved, or was cleared. TransformerEngine: get_high_precision_init_val. */
 TE_API te_result te_quantized_init_value(const te_tensor *x, void *host);
 /* Frees the preserved initial value of x. TransformerEngine: clear_high_precision_init_val. */
 TE_API void te_quantized_clear_init_value(te_tensor *x);
@@ -428,8 +431,9 @@ typedef struct te_master_weights {
     te_group *group;                  /* the group over which amaxes are reduced (borrowed); NULL => this rank owns all
                                        * slices */
     /* Optional [count]. With shard_weights, shard_weights[i] receives the codes of the slice, flat, and the weight
-     * receives the scales alone. shard_columnwise[i] receives the column-wise codes of MXFP8. Codes of e2m1 are u8,
-     * from the byte of the slice's first element. */
+     * receives the scales alone. shard_columnwise[i] receives the column-wise codes of MXFP8. These tensors are u8, or
+     * have the dtype of the codes. The first byte of an e2m1 slice has the code of the slice's first element, in the
+     * high half if start_offsets[i] is odd. */
     te_tensor *const *shard_weights, *const *shard_columnwise;
     /* true: column-wise copies keep their old codes until te_post_all_gather_processing; false: a column-wise copy is
      * made anew when it is read. */

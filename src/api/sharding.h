@@ -13,10 +13,10 @@
  *     te_optimizer_step(adam);                                           // the same on all ranks
  *
  * All ranks must make the same calls of te_backward. Each call must reach the parameters of the model on all ranks or
- * on none. A parameter without a gradient on this rank gets that of the other ranks, if there is one. A rank reports a
- * failure before the exchanges to the waiting ranks. Two failures are not reported: an earlier error of the rank's
- * context, and a lack of memory between two units. The rank must then call te_group_abort, which frees the waiting
- * ranks. Parameters are whole on every rank: units save no memory.
+ * on none. A parameter without a gradient on this rank gets that of the other ranks, if there is one. If a rank fails
+ * before the exchanges, it reports the failure to the ranks that wait. Two failures are not reported: an earlier error
+ * of the rank's context, and a lack of memory between two units. The rank must then call te_group_abort, which frees
+ * the waiting ranks. Parameters are whole on every rank: units save no memory.
  *
  * Source: torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp (FSDPModule),
  * nemo_automodel.components.moe.fsdp_mixin. */
@@ -69,9 +69,9 @@ TE_API te_result te_fsdp_set_state(te_module *m, te_fsdp_state state);
 TE_API bool te_fsdp_units_visit(te_module *model, te_module_visit_fn visit, void *user);
 /* Sets all flags to `on` in the units of te_fsdp_units_visit and below them. Source: MoEFSDPSyncMixin. */
 TE_API te_result te_model_set_requires_grad_sync(te_module *model, bool on);
-/* Sets whether te_prepare_for_grad_accumulation sets the flags of the model's units to false, and
- * te_prepare_for_final_backward sets these flags to true; off by default. If `on`, replaces the te_step_hooks of
- * `model` (enable_fsdp_optimizations). */
+/* Sets whether step hooks change the flags of the model's units; off by default. If `on`,
+ * te_prepare_for_grad_accumulation sets these flags to false, and te_prepare_for_final_backward sets them to true. `on`
+ * replaces the te_step_hooks of `model` (enable_fsdp_optimizations). */
 TE_API te_result te_model_set_fsdp_optimizations(te_module *model, bool on);
 /* Exchanges the gradients of one unit now if its requires_gradient_sync is set. Then calls its root_post_backward.
  * TE_ERR_INVALID for a module that is not a unit. */
@@ -99,14 +99,14 @@ typedef struct te_stage_backward_desc {
 /* Runs the backward pass. The first of these cases that applies decides whether gradients are exchanged:
  *
  *   1.  te_data_parallel made the stage one unit. The unit exchanges only if last_backward is true.
- *   2.  te_fsdp_unit made the stage a unit. Before the pass, all its flags and those of the units below become
- *       reduce_grad_per_microbatch. If last_backward is true, the flags become true after the pass, and these units
- *       exchange.
+ *   2.  te_fsdp_unit made the stage a unit. Before the pass, all flags of the stage and of the units below it become
+ *       the value of reduce_grad_per_microbatch. If last_backward is true, the flags become true after the pass, and
+ *       these units exchange.
  *   3.  te_model_set_fsdp_optimizations(stage, true) was called. Before the pass, all flags of the units of
  *       te_fsdp_units_visit become false. If last_backward and te_step_get_is_optim_step are true, the flags become
  *       true after the pass. These units then exchange, and each root_post_backward is called.
  *   4.  In all other cases the flags stay as they are.
  *
- * TE_ERR_INVALID for any other desc->type, or if outputs are missing. Other errors are those of te_backward_from and
- * te_backward_dw. Source: patched_backward_maybe_with_nosync. */
+ * TE_ERR_INVALID if desc->type is not in te_backward_type, or if outputs are missing. Other errors are those of
+ * te_backward_from and te_backward_dw. Source: patched_backward_maybe_with_nosync. */
 TE_API te_result te_stage_backward(te_module *stage, const te_stage_backward_desc *desc);

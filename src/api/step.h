@@ -1,11 +1,11 @@
 /* api/step.h: the microbatch of a call in a training step. Hooks prepare modules for the first and the last microbatch.
  * The names are NeMo Automodel's. */
 
-/* Sets the microbatch of Linear and GroupedLinear in calls without is_first_microbatch; TE_MICROBATCH_NONE by default.
- * After an optimizer's step TE_MICROBATCH_LATER quantizes weights anew, unlike in Automodel. Source:
- * IS_FIRST_MICROBATCH. */
+/* Sets the is_first_microbatch of Linear and GroupedLinear for calls that do not set it. The default is
+ * TE_MICROBATCH_NONE. With TE_MICROBATCH_LATER, the first call after an optimizer's step still quantizes the weight
+ * anew, unlike in Automodel. Source: IS_FIRST_MICROBATCH. */
 TE_API void te_step_set_is_first_microbatch(te_ctx *te, te_microbatch value);
-/* Returns the microbatch in force; TE_MICROBATCH_NONE for NULL. */
+/* Returns the value that te_step_set_is_first_microbatch has set; TE_MICROBATCH_NONE for NULL. */
 TE_API te_microbatch te_step_get_is_first_microbatch(const te_ctx *te);
 /* Sets whether the next backward pass is the last one of its step. False by default. Source: IS_OPTIM_STEP. */
 TE_API void te_step_set_is_optim_step(te_ctx *te, bool value);

@@ -1,5 +1,5 @@
-/* api/trace.h: a hook before and after every operation of a context, for profilers, exporters and inspectors; and a
- * list of the tensors in its args. */
+/* api/trace.h: a hook that is called before and after every operation of a context, for profilers, exporters and
+ * inspectors. te_query_args lists the tensors in an operation's args. */
 
 /* How an operation uses a tensor. */
 typedef enum te_arg_use {

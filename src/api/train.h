@@ -81,8 +81,8 @@ TE_API te_result te_optimizer_step(te_optimizer *opt);
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep);
 /* Drops the gradients of the optimizer's parameters, and weight gradients that te_backward_dw has not computed yet. */
 TE_API void te_optimizer_zero_grad(te_optimizer *opt);
-/* Sets the learning rate of the next steps, also in graphs, except of groups with their own rate. TE_ERR_INVALID for a
- * negative or not finite rate. */
+/* Sets the learning rate of the next steps, also of steps in graphs. Groups with their own rate keep it. TE_ERR_INVALID
+ * for a negative or not finite rate. */
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr);
 /* Returns the learning rate; 0 for NULL. */
 TE_API float te_optimizer_lr(const te_optimizer *opt);
@@ -162,7 +162,8 @@ TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tens
  * each tensor's norm, f32 [num_tensors]. NULL after an error. */
 TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors,
                                          te_tensor **per_tensor);
-/* Returns the norms of te_multi_tensor_l2norm times inv_scale, f32 [1] on the device (NULL => 1). */
+/* Like te_multi_tensor_l2norm, but multiplies each element by `inv_scale` first (f32 [1] on the device; NULL => 1). The
+ * tensors stay as they are. */
 TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors,
                                                  const te_tensor *inv_scale, te_tensor **per_tensor);
 /* Multiplies the gradients of m and of the modules below by min(1, max_norm / (norm + 1e-6)), in place, as

@@ -51,9 +51,9 @@ TE__BOTH float te__bits_f32(uint32_t u) {
  * format has `man` mantissa bits. Its smallest normal number is 2^(min_exp - 127). Returns the code as if the exponent
  * had no upper limit: the caller must limit the code.
  *
- * The further a value lies below the normal range, the further its significand (with the implicit bit) is shifted
- * right. A carry out of the mantissa increases the exponent. Values below 2^-126 count as normal numbers, because all
- * of them round to 0. */
+ * The further a value lies below the normal range of the format, the further its significand (with the implicit bit) is
+ * shifted right. A carry out of the mantissa increases the exponent. Subnormal numbers of f32 (below 2^-126) get an
+ * implicit bit too. This does no harm, because all of them round to 0. */
 TE__BOTH uint32_t te__round_small(uint32_t magnitude, int man, int min_exp) {
     int e = (int)(magnitude >> 23);
     int below = e < min_exp ? min_exp - e : 0;

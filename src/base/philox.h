@@ -1,5 +1,5 @@
 /* base/philox.h: random numbers of Philox4x32 (ten rounds by default), with uniform and normal distributions. The host
- * and kernels get equal bits. This file may use numbers.h alone.
+ * and kernels get equal bits.
  *
  * Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
  *

@@ -102,7 +102,7 @@ static te_result te__context_lengths(const te__context_attention *s, int rank, t
     return a.lengths && a.starts ? te_op_context_lengths(te, &a) : te_error_code(te);
 }
 /* Returns an upper bound of the lengths that te__context_lengths computes. `longest` is the length of the longest whole
- * sequence. It is the bound if there is padding between sequences (`padded` is not NULL). */
+ * sequence. If there is padding between sequences (`padded` is not NULL), the bound is `longest`. */
 static int64_t te__context_longest(const te__context_attention *s, te_context_chunks chunks, int64_t longest,
                                    const te_tensor *padded) {
     const int64_t chunk = te__div_up(longest, 2 * te__group_size(s->context.ring));
@@ -534,9 +534,9 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
     s.seq = te__attn_seq_dim(desc->format);
     a->format = desc->format;
     a->rule = desc->rule;
-    if (a->rule.window.left < 0) a->rule.window.on = false; /* Only {-1, -1}, and {-1, 0} with a causal mask, have a
-                                                             * negative left bound. They hide only keys that the mask
-                                                             * hides. */
+    if (a->rule.window.left < 0) a->rule.window.on = false; /* The window {left, right} is {-1, -1}, or {-1, 0} with a
+                                                             * causal mask. It hides no key that the mask does not
+                                                             * hide. */
     if (result == TE_OK && a->rule.core_attention_bias) {
         a->rule.core_attention_bias = te_tensor_detach(a->rule.core_attention_bias);
         if (!a->rule.core_attention_bias) result = te_error_code(te);

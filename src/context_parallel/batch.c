@@ -27,8 +27,9 @@ static int te__batch_dim(const te_tensor *x, const te_cp_batch *b, const char *w
     }
     return dim;
 }
-/* Returns the map that reorders the rows of the whole batch, which has `part` times the rows of x. If `part`
- * is 1, the map leads from sequence order to rank order, else from rank order to sequence order. */
+/* Returns the map that reorders the rows of the whole batch. If `part` is 1, x is the whole batch, and the map leads
+ * from sequence order (all rows of sequence 0 first) to rank order (all rows of rank 0 first). Otherwise x is one of
+ * `part` equal shards of the batch, and the map leads from rank order to sequence order. */
 static te_tensor *te__batch_map(const te_tensor *x, const te_cp_batch *b, int dim, int ranks, int part) {
     te__context_order order = te__context_order_of(ranks, 1, part == 1);
     const int64_t sequences = dim == 1 ? x->shape[0] : 1;

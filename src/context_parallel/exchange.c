@@ -9,7 +9,8 @@
  *     ring     Each rank passes keys and values to the next rank (p2p). With all_gather, each rank gathers all keys
  *              and values at once.
  *
- * With both exchanges, heads come first. The ranks of a `heads` group then hold the two chunks of one rank of `ring`.
+ * With both exchanges, heads are exchanged first. The ranks of one `heads` group together have the two chunks of one
+ * rank of `ring`.
  *
  * A rank that fails still takes part in every exchange, without a tensor, so that no other rank waits for it. */
 

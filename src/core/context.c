@@ -1,5 +1,4 @@
-/* core/context.c: functions that return the version and the device of a context, and te_synchronize. This file may use
- * the device only through te__device. */
+/* core/context.c: functions that return the version and the device of a context, and te_synchronize. */
 
 TE_API int te_version(void) { return TE_VERSION_MAJOR * 10000 + TE_VERSION_MINOR * 100 + TE_VERSION_PATCH; }
 

@@ -33,7 +33,8 @@ static const char te__no_memory_text[] = "out of host memory";
 
 /* Marks the current training step, if there is one, as failed, because one of its calls has failed. */
 static void te__step_fails(te_ctx *te) { te->step_failed = te->step_failed || te->in_step; }
-/* Ends the training step: te_clear_error no longer undoes its changes. A capture or a warm-up contains no step. */
+/* Ends the training step, so that te_clear_error no longer undoes its changes. Does nothing in a capture or a
+ * warm-up. */
 static void te__step_ends(te_ctx *te) {
     if (!te->capture && !te->warming) te->in_step = te->step_failed = false;
 }

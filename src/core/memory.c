@@ -1,5 +1,4 @@
-/* core/memory.c: the caching pool of device memory, the arenas of graphs, and buffers. This file may use the device
- * only through te__device.
+/* core/memory.c: the caching pool of device memory, the arenas of graphs, and buffers.
  *
  * The operations of a context run one after another, so a released block is free at once. If another stream has used
  * the block, it is free after an event on that stream. */
@@ -97,7 +96,7 @@ static void *te__pool_take(te__pool *pool, size_t *want) {
     return NULL;
 }
 
-/* Returns the index of the list for this capacity, which may be new. Returns -1 without host memory. */
+/* Returns the index of the list for this capacity. Adds the list if there is none. Returns -1 without host memory. */
 static int te__pool_list(te_ctx *te, te__pool *pool, size_t capacity) {
     int i = te__pool_find(pool, capacity);
     if (i < pool->num_lists && pool->lists[i].capacity == capacity) return i;
@@ -211,7 +210,8 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     return data;
 }
 
-/* Takes back a block, and the reference to `used`, the event after the block's last copy on another stream, or NULL. */
+/* Takes back a block. `used` is the event after the block's last copy on another stream, or NULL. The function takes
+ * over a reference to `used`. */
 static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity, te__event *used) {
     te->pool.stats.allocated -= capacity;
     if (used && arena && arena->open) { /* the graph's next launch writes this block and does not wait for the event */
@@ -354,7 +354,7 @@ static void te__buffer_release(te__buffer *b) {
     }
     te__arena_drop(te, b->arena);
     if (b->release) {
-        te__settle(te); /* queues launches that may use this memory and still wait for a compilation */
+        te__settle(te); /* launches that still wait for a compilation may use this memory, so they are queued first */
         b->release(b->user);
     }
     te->live_buffers--;

@@ -162,7 +162,7 @@ static te__launch *te__plan_with(te__plan *p, const char *family, const char *ke
 static unsigned *te__plan_counter(const te__plan *p) {
     return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter;
 }
-/* Returns TE__PLAN_COUNTERS further counters, for kernels in which each group of blocks has a last block. */
+/* Returns TE__PLAN_COUNTERS more counters, for kernels that need several. They too are 0 between kernels. */
 enum { TE__PLAN_COUNTERS = 32 };
 static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }
 /* Returns a float in device memory for a maximum over all blocks. The float is 0 between kernels. */

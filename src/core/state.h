@@ -110,8 +110,8 @@ typedef struct te__arena {
 
 /* The copy of a buffer in host memory, for tape nodes that have saved tensors in the buffer (tape/offload.c). */
 typedef struct te__offloaded {
-    struct te__offloaded *older, *newer; /* neighbours in a list, sorted by the time of the last save of the buffer by a
-                                          * tape node */
+    struct te__offloaded *older, *newer; /* neighbours in a list, in the order in which tape nodes last saved the copied
+                                          * buffers */
     int refs;          /* the number of saved tensors that need the copy */
     te__buffer *buffer; /* the copied buffer: a reference while `inside` is true. Otherwise the pointer becomes NULL
                          * when the buffer is freed or written */
@@ -141,8 +141,8 @@ typedef struct te__var {
 /* The functions for a tensor that is not plain, such as a quantized one. The room (te__room) that made the tensor
  * supplies them. */
 typedef struct te__form {
-    /* Writes the addresses of x's pointers to its plain tensors into `slot`, and returns their number. Some of the
-     * pointers may be NULL. */
+    /* x consists of plain tensors, such as codes and scales, and has a pointer to each. Sets slot[i] to the address of
+     * pointer i. Returns the number of pointers, some of which may be NULL. */
     int (*parts)(te_tensor *x, te_tensor **slot[TE__MAX_PARTS]);
     te_tensor *(*decode)(te_tensor *x, te_dtype dtype); /* returns the value as a plain tensor, recorded on the tape */
     bool (*share)(const te_tensor *x, te_tensor *y);    /* makes y, a tensor without memory, share the value of x;
@@ -327,8 +327,8 @@ typedef struct te__node {
     te__packed_as *packed_as;
 } te__node;
 
-/* Nodes in the order of recording. The context has one segment. A backward function that runs records its nodes in a
- * separate segment. */
+/* Nodes in the order of recording. The context has one segment. The nodes that a backward function records while it
+ * runs go into a separate segment. */
 typedef struct te__segment {
     struct te__segment *outer;
     te__node **nodes; /* an entry is NULL if the node's backward function is running or has run */
@@ -421,7 +421,7 @@ typedef struct te__rng_tracker {
 enum { TE__MAX_FORKS = 32 }; /* the largest number of open regions of te_rng_fork_begin */
 /* All random states of a context. In outer_fork, the number i + 1 means the named state tracker[i]. */
 typedef struct te__rng_state {
-    uint64_t seed, offset;         /* used in copies only: the values of te->seed and te->rng_offset */
+    uint64_t seed, offset;         /* set only in copies of te->rng: the values of te->seed and te->rng_offset */
     uint64_t own_seed, own_offset; /* the context's own random state, while a named state is used in its place */
     te__rng_tracker tracker[TE_MAX_RNG_TRACKERS];
     int num_trackers;
@@ -457,7 +457,8 @@ typedef struct te__room {
                                                     * failed */
     void (*reads)(te_ctx *te, te_tensor *x);       /* called when a function takes x as an input in the first call of a
                                                     * checkpointed function; x may be NULL */
-    /* called when an outermost te_backward begins to play the nodes of s, from the `count` tensors y on */
+    /* Called before an outermost te_backward runs the backward functions of the nodes of s. The pass begins at the
+     * `count` tensors y. */
     void (*backward_begins)(te_ctx *te, const te__segment *s, te_tensor *const *y, int count);
     void (*backward_done)(te_ctx *te); /* called when the outermost te_backward has succeeded */
     /* Called when a backward pass ends. `result` is the pass's result. m is the module of a te_backward_dw, or NULL.

@@ -1,8 +1,8 @@
-/* core/stream.c: streams other than the context's own, events, and pinned host memory. This file may use the device
- * only through te__device. It must not depend on tensors or the pool.
+/* core/stream.c: streams other than the context's own, events, and pinned host memory. This file must not depend on
+ * tensors or the pool.
  *
- * Operations run only on the context's own stream, which is NULL as an argument. A second stream copies between device
- * memory and pinned host memory (core/transfer.c), but not in a capture. */
+ * Operations run only on the context's own stream. A te__stream pointer that is NULL means this stream. A second stream
+ * copies between device memory and pinned host memory (core/transfer.c), but not in a capture. */
 
 static te_result te__refuse_stream(te_ctx *te) {
     if (!te->capture) return te__refuse_fork(te);

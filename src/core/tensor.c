@@ -102,8 +102,9 @@ static void te__touch(te_tensor *x) {
     te__buffer_touch(b);
 }
 
-/* Writes addresses of pointers to plain tensors into `slot`, and returns their number. These tensors hold the value of
- * *x. If *x is plain, slot[0] is x. If *x is quantized, some of the pointers *slot[i] may be NULL. */
+/* Finds the plain tensors that hold the value of *x, and returns their number. slot[i] becomes the address of the
+ * pointer to tensor i, so that the caller can replace the tensor. If *x is plain, slot[0] is x. If *x is quantized,
+ * *slot[i] may be NULL. */
 static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
     slot[0] = x;
     return (*x)->form ? (*x)->form->parts(*x, slot) : 1;

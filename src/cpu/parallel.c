@@ -1,5 +1,6 @@
-/* cpu/parallel.c: a parallel for loop over worker threads. This file must not depend on tensors. Results must not
- * depend on how the range is split: no call of the function may write what another call reads or writes. */
+/* cpu/parallel.c: a parallel for loop over worker threads. This file must not depend on tensors. The results of a loop
+ * must not depend on how its range is split. So no call of the loop's te__range_fn may write what another call reads or
+ * writes. */
 
 typedef void (*te__range_fn)(void *user, int64_t begin, int64_t end);
 
@@ -30,7 +31,7 @@ static void te__threads_work(te__threads *t) {
 static void te__threads_main(void *arg) {
     te__threads *t = (te__threads *)arg;
     uint64_t seen = 0;
-    /* a new thread has the floating-point mode of its creator; te.h sets the mode that it needs */
+    /* a new thread inherits the floating-point mode of its creator, which may not be the mode that te.h needs */
     te__floats_begin();
     te__mutex_lock(&t->mutex);
     for (;;) {

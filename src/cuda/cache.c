@@ -189,8 +189,8 @@ static bool te__cache_load_from(const char *root, const te__cache_key *key, te__
     return fine;
 }
 
-/* Reads the image for a key from any cache folder, with a 0 byte behind it. Returns false without a valid entry. Sets
- * *damaged if an entry is damaged. te__cache_store replaces such an entry. */
+/* Reads the image for a key from any cache folder. A 0 byte follows the bytes of *image. Returns false without a valid
+ * entry. Sets *damaged if an entry is damaged. te__cache_store replaces such an entry. */
 static bool te__cache_load(const te__cache *c, const te__cache_key *key, te__text *image, bool *damaged) {
     const char *list = c->read_only;
     char folder[TE__CACHE_PATH];

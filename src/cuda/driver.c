@@ -646,8 +646,8 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
     } memory;
     unsigned char *aligned = memory.bytes + (64 - ((uintptr_t)memory.bytes & 63)) % 64; /* the driver requires 64-byte
                                                                                          * alignment */
-    uint64_t starts = k->address; /* the bitwise OR of the address and all strides: a power of two that divides `starts`
-                                   * divides the address of every row */
+    uint64_t starts = k->address; /* the bitwise OR of the address and all strides. If `starts` is a multiple of 32, so
+                                   * is the address of every row */
     int i, promotion,
         swizzle = k->swizzle_bytes == 128  ? 3
                   : k->swizzle_bytes == 64 ? 2
@@ -676,12 +676,12 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
     return TE_OK;
 }
 
-/* Writes a CUtensorMap of 128 bytes, for TMA, to `out128`; zeros if the plan is only explained.
+/* Writes a CUtensorMap of 128 bytes, for TMA, to `out128`. Writes zeros if the plan will not run (p->explain).
  * dims[rank] and box[rank] are in elements, innermost dimension first.
  * strides_bytes[rank - 1] are the strides of the outer dimensions.
  * swizzle_bytes is 0, 32, 64 or 128.
- * L2 fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), or 128 bytes if the address of a row may not be
- * a multiple of 32 bytes (tests/bench/notes.md).
+ * L2 fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B) if the address of every row is a multiple of 32
+ * bytes, else 128 bytes (tests/bench/notes.md).
  * Maps are cached, because encoding a map takes host time. */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank,
                                      const uint64_t *dims, const uint64_t *strides_bytes, const uint32_t *box,

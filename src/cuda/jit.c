@@ -179,7 +179,8 @@ static void te__jit_leave(te__cu_handle context) {
 
 /* ---- images -------------------------------------------------------------------------------------------------- */
 
-/* The compilation of one kernel. te__jit_job_run sets the fields from `image` on; it may run on any thread. */
+/* The compilation of one kernel. The caller sets the fields before `image`. te__jit_job_run sets `image` and the fields
+ * after it, and may run on any thread. */
 typedef struct te__jit_job {
     const te__launch *launch;
     const te__cache *cache; /* NULL: none */

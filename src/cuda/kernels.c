@@ -116,8 +116,8 @@ static const te__kernels *te__kernels_get(te__text *why) {
 
 /* ---- marks --------------------------------------------------------------------------------------------------- */
 
-/* Copies the value of mark number `index` (from 0) with this name, cut to `size` bytes. A mark is a line "// te:NAME
- * value" at the head of a kernel's text. Returns false without such a mark. */
+/* Copies the value of the mark called `name`, cut to `size` bytes. A mark is a line "// te:NAME value" at the head of a
+ * kernel's text. If several marks have this name, `index` (from 0) selects one. Returns false without such a mark. */
 static bool te__kernel_mark(const char *text, const char *name, int index, char *value, size_t size) {
     size_t n = strlen(name);
     while (strncmp(text, "//", 2) == 0) {

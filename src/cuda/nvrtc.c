@@ -31,7 +31,8 @@ typedef struct te__nvrtc {
     te__lib lib;
     int major, minor;
     int archs[TE__MAX_ARCHS], num_archs;
-    char compiler[40]; /* version and build, such as "nvrtc13.0-1a2b3c4d"; in the cache key and file name of a cubin */
+    char compiler[40]; /* version and build, such as "nvrtc13.0-1a2b3c4d". The cache key and the file name of each cubin
+                        * contain it */
 } te__nvrtc;
 
 #define TE__NVRTC_INSTALL                                                                                     \

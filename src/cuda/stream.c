@@ -1,11 +1,11 @@
 /* cuda/stream.c: the functions of te__device for other streams than the context's own, for events and for pinned
  * memory. This file must not depend on kernels.
  *
- * Launches that wait for their kernels (cuda/queue.c) are sent to the context's own stream before an event is recorded
- * on this stream, and before the stream waits for an event. */
+ * A launch waits in a queue while its kernel is compiled (cuda/queue.c). All queued launches are sent to the context's
+ * own stream before an event is recorded on that stream, and before that stream waits for an event. */
 
-/* Returns the driver's handle of a stream. If s is NULL, returns the context's own stream, after launching everything
- * that waits for its kernel. */
+/* Returns the driver's handle of a stream. If s is NULL, sends all queued launches to the context's own stream, and
+ * returns the handle of that stream. */
 static te__cu_handle te__cuda_stream_of(te_ctx *te, const te__stream *s) {
     if (s) return s->handle;
     te__cuda_settle(te); /* if a kernel does not compile, this call sets the error */

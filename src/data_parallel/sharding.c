@@ -171,8 +171,8 @@ static te_result te__unit_exchange(te__dp_unit *u) {
     return result;
 }
 
-/* Marks the variables that a backward pass from the `count` tensors y can reach. The marks stay after a failed pass.
- * They tell te__units_exchange which models the pass could reach: the other ranks of such a model must be informed. */
+/* Marks the variables that a backward pass from the `count` tensors y can reach. If the pass fails, te__units_exchange
+ * searches for a model with marked parameters, and tells the other ranks of this model about the failure. */
 static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y, int count) {
     const uint64_t pass = ++te->tape.passes;
     int i, k;
@@ -207,7 +207,7 @@ static bool te__units_are_deferred(const te_module *root) {
 }
 /* Exchanges the gradients at the end of a backward pass. If the pass has reached one unit of a model, exchanges the
  * gradients of all units of the model, because other ranks may have reached other units.
- * After a failure, informs the ranks of the failed model. */
+ * After a failure, tells the other ranks of the failed model that this rank has failed. */
 static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result result) {
     te__dp_unit *u, *other;
     if (te->warming) return result;

@@ -52,8 +52,8 @@ TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(at), "r"(rank));
     return r;
 }
-// Arrives at an mbarrier of another block; `bar` is from te_cluster_at. TMA and wgmma accesses that this thread has
-// waited for come before the arrival. The thread's own writes to other blocks may come later.
+// Arrives at an mbarrier of another block; `bar` is from te_cluster_at. The arrival comes after all TMA and wgmma
+// accesses whose end this thread has awaited. The arrival may come before the thread's own writes to other blocks.
 TE_DEV void te_mbar_arrive_there(te_u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }

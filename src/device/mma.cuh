@@ -18,8 +18,8 @@ TE_DEV te_u32 te_smem(const void *p) { return (te_u32)__cvta_generic_to_shared(p
 
 // ---- copies from device to shared memory ----------------------------------------------------------------------------
 
-// Starts a copy of 16 bytes to shared memory. Bytes from `bytes` (0 to 16) on are not read, but become zero. Both
-// addresses must be multiples of 16.
+// Starts a copy to 16 bytes of shared memory. Only the first `bytes` bytes (0 to 16) of src are read; the rest of dst
+// becomes zero. Both addresses must be multiples of 16.
 TE_DEV void te_cp_async16(te_u32 dst, const void *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }

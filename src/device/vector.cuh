@@ -98,8 +98,8 @@ template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float i
 }
 TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }
 TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }
-// Stores the first n of eight numbers. `vector`: p + i is aligned as te_store8 requires. UNROLL 1 keeps a kernel with
-// code for all formats small.
+// Stores the first n of eight numbers. `vector`: p + i is aligned as te_store8 requires. With UNROLL 1 the code is
+// smaller.
 template <int UNROLL = 8>
 TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, const float v[8]) {
     if (UNROLL > 1 && vector && n >= 8) return te_store8(p, i, dt, v);
@@ -177,8 +177,8 @@ template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
         for (int j = 0; j < te_raw<FORMAT>::words; j++) asm volatile("" : "+r"(r[i].w[j]));
 }
 
-// Keeps the compiler from moving earlier loads down past this call. If each load came right before its first use, it
-// would start only after the previous load had ended.
+// Keeps the compiler from moving earlier loads down past this call. So all these loads start before the first loaded
+// value is used.
 TE_DEV void te_loads_go_first() { asm volatile("" ::: "memory"); }
 
 // ---- maxima ---------------------------------------------------------------------------------------------------------

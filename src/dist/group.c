@@ -273,8 +273,8 @@ static int64_t te__line_bytes(const te_tensor *x) {
     return (int64_t)te__shape_bytes(x->dtype, x->ndim - 1, x->shape + 1);
 }
 
-/* Sets full[i] to the number of lines x[k] exchanged with rank i: `counts`, or equal numbers if `counts` is NULL.
- * Checks that their sum is the number of lines of x. */
+/* Sets full[i] to the number of lines of x that are exchanged with rank i. The number is counts[i], or the same for
+ * all ranks if `counts` is NULL. Checks that the sum of these numbers is the number of lines of x. */
 static te_result te__want_lines(const char *name, const te_tensor *x, const char *counts_name, const int64_t *counts,
                                 int size, int64_t *full) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);
@@ -307,7 +307,7 @@ static te_result te__want_lines(const char *name, const te_tensor *x, const char
                     counts_name, (long long)sum, name, text, (long long)lines);
 }
 
-/* Checks that x and out have the same dtype and lines (te__line_numel) of the same size, and share no memory. */
+/* Checks that x and out have one dtype, have lines (te__line_numel) of one size, and share no memory. */
 static te_result te__want_exchange(const te_tensor *x, const te_tensor *out) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];

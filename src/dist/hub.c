@@ -242,7 +242,7 @@ static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
 }
 
 /* Ends all waits with an error if the ranks would wait for one another forever. Does nothing if one rank can
- * continue: that rank may still make the awaited call, and all ranks of a collective must fail together. */
+ * continue, because that rank may still make the call that the others wait for. */
 static void te__hub_find_stuck(te_thread_hub *hub) {
     char text[TE__WHY_TEXT];
     bool more = true;

@@ -63,8 +63,8 @@ static te_result te__rank_begin(te__thread_rank *me, te__collective kind) {
     te_result r = te__hub_meet(me->hub, me->rank, true, text);
     return r == TE_OK ? r : te__rank_fail(me, kind, r, text);
 }
-/* Waits for all ranks before the memory that they read from each other may change. If one rank has failed, all ranks
- * fail. */
+/* Waits for all ranks, within a collective or at its end. Until this function returns, a rank must not change data that
+ * other ranks read. If one rank has failed, all ranks fail. */
 static te_result te__rank_meet(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, false, text);

@@ -1,8 +1,8 @@
 /* functions/activations.c: activations as differentiable functions, with a plain, quantized or row-scaled result. This
  * file may call raw operations and use quantized operands. It must not depend on modules. */
 
-/* Selects the input of codes, amax and column sums in the backward pass: the f32 gradient, or the gradient rounded to
- * the format of a plain gradient. */
+/* The backward pass computes codes, amax and column sums either from the f32 gradient, or from that gradient rounded to
+ * the format of a plain dx. This enum selects the gradient for each of the three. */
 typedef enum te__act_rounding {
     TE__ACT_ROUNDED,       /* codes, amax and column sums come from the rounded gradient */
     TE__ACT_UNROUNDED_AMAX, /* codes and column sums come from the rounded gradient, the amax from the f32 gradient */

@@ -1,5 +1,5 @@
-/* functions/attention.c: differentiable functions for rotary embedding, packed projections and attention. This file may
- * call raw operations. It must not depend on modules. */
+/* functions/attention.c: differentiable functions for rotary embedding, packed projections and attention. This file
+ * must not depend on modules. */
 
 /* ---- rope ---- */
 
@@ -449,8 +449,8 @@ static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) 
     }
 }
 
-/* Returns the size in bytes of a node's copies of the user's expressions. The copies are one block, which starts at
- * score_mod or, without one, at mask_mod. */
+/* Returns the size in bytes of a node's copies of the user's expressions. All copies are in one block of memory. The
+ * block starts at m->score_mod. If m->score_mod is NULL, the block starts at m->mask_mod. */
 static size_t te__score_mod_bytes(const te_score_mod *m) {
     return (m->score_mod ? strlen(m->score_mod) + 1 : 0) + (m->score_mod_bprop ? strlen(m->score_mod_bprop) + 1 : 0) +
            (m->mask_mod ? strlen(m->mask_mod) + 1 : 0);
@@ -515,8 +515,8 @@ static bool te__attention_made(const te_op_attn_bwd_args *a, const bool *needs) 
     return a->dq && a->dk && a->dv && (!needs[3] || a->dbias) && (!needs[4] || a->dsoftmax_offset);
 }
 
-/* Computes the gradients of q, k and v. If one tensor holds several of these, one tensor with the same layout holds
- * their gradients. */
+/* Computes the gradients of q, k and v. If q, k and v (or k and v) are in one tensor, their gradients are in one tensor
+ * with the same layout. */
 static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                         te_tensor **dx, const bool *needs) {
     const te__attention_state *s = (const te__attention_state *)state;

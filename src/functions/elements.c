@@ -1,5 +1,5 @@
-/* functions/elements.c: differentiable functions, each with its backward function above it. This file may call raw
- * operations. It must not depend on modules. */
+/* functions/elements.c: differentiable functions, each with its backward function above it. This file must not depend
+ * on modules. */
 
 /* ---- plumbing ---- */
 
@@ -41,8 +41,8 @@ static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn back
                : NULL;
 }
 
-/* Checks that the operand `with` belongs to x's context. If `with` is NULL, returns `optional`. A required operand is
- * NULL only after an error that is already recorded. */
+/* Checks that the operand `with` belongs to x's context. If `with` is NULL, returns `optional` and records no error. A
+ * required operand is NULL only if an earlier call has failed, and that call has recorded the error. */
 static bool te__operand(const te_tensor *x, const te_tensor *with, bool optional, const char *function) {
     if (!with) return optional;
     return te__same_ctx(with, x->te, function);

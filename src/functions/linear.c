@@ -1,12 +1,11 @@
 /* functions/linear.c: the linear layer y = x W^T + b, in high precision or quantized. It computes y, dx and dW, and
- * exchanges data between ranks. This file may use quantizers and the scaling state. It must not depend on the module
- * tree. */
+ * exchanges data between ranks. This file must not depend on the module tree. */
 
 typedef struct te__functions_state {
     te_tensor *place; /* the next output that has the format and size of this tensor is written to it; NULL: every
                        * output gets new memory */
-    bool any_rows;    /* true: onnx/export.c records for any number of rows, so no output may have an offset that
-                       * depends on that number */
+    bool any_rows;    /* true: onnx/export.c records a graph for any number of rows, so an output's offset in its
+                       * buffer must not depend on the number of rows */
 } te__functions_state;
 static const te__slot te__functions_slot = {sizeof(te__functions_state)};
 static te__functions_state *te__functions_of(const te_ctx *te) {
@@ -480,8 +479,8 @@ static te_result te__linear_meets(const te__linear_call *c, te_result result) {
     return result;
 }
 
-/* Records the tape node of a product. The activation after y, or a next product with fp8_grad, may give the gradient of
- * y quantized. */
+/* Records the tape node of a product. The node accepts a quantized gradient of y. Such a gradient comes from an
+ * activation that reads y, or from a product with fp8_grad that reads y. */
 static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_tensor *const *in,
                                     te_tensor *const *saved) {
     te_node_desc node = TE_ZERO;

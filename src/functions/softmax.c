@@ -1,5 +1,5 @@
-/* functions/softmax.c: the softmax functions of attention scores, forward and backward. This file may call raw
- * operations. It must not depend on modules. */
+/* functions/softmax.c: the softmax functions of attention scores, forward and backward. This file must not depend on
+ * modules. */
 
 static te_result te__softmax_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                       te_tensor **dx, const bool *needs) {

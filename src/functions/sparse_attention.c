@@ -1,5 +1,5 @@
-/* functions/sparse_attention.c: differentiable attention in which each query has a list of keys, and such lists for
- * windows and compressed keys. This file may call raw operations. It must not depend on modules. */
+/* functions/sparse_attention.c: differentiable attention in which each query has a list of keys. Also makes the lists
+ * for windows and compressed keys. This file must not depend on modules. */
 
 static te_result te__sparse_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved,
                                                te_tensor *const *dy, te_tensor **dx, const bool *needs) {

@@ -1,5 +1,5 @@
 /* io/config_keys.c: reads a JSON object of a config.json into a struct by a table of keys (te__hf_key), and checks
- * values. This file may use JSON. It must not depend on the meaning of a key. */
+ * values. This file must not depend on the meaning of a key. */
 
 typedef enum te__hf_kind {
     TE__HF_COUNT,
@@ -14,8 +14,8 @@ typedef struct te__hf_key {
     size_t offset;
 } te__hf_key;
 
-/* A missing key is stored as NAN, -1 or NULL. A JSON null is stored like a missing key, except for the kinds
- * TE__HF_COUNT and TE__HF_CAP. These store TE__HF_NULL and TE__HF_NULL_CAP, which no number in a file can be. */
+/* A missing key is stored as NAN (numbers), -1 (counts and booleans) or NULL (strings). A JSON null is stored like a
+ * missing key, except for two kinds, which have a value for null. No number in a file equals these values. */
 #define TE__HF_NULL (-2)                    /* null of a TE__HF_COUNT */
 #define TE__HF_NULL_CAP ((double)-INFINITY) /* null of a TE__HF_CAP */
 

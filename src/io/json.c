@@ -1,5 +1,5 @@
-/* io/json.c: a strict JSON parser that works in place, and a writer of strings. This file may use the context, for
- * errors. It must not depend on the meaning of a document.
+/* io/json.c: a strict JSON parser that works in place, and a writer of strings. This file must not depend on the
+ * meaning of a document.
  *
  * The caller chooses the function for the type of value that must come next. After the first failure every call does
  * nothing, so the caller may check `failed` later. */
@@ -178,7 +178,7 @@ static bool te__json_end(te__json *j) {
     return j->at == j->end || te__json_fail(j, "something follows the end");
 }
 
-/* Reads a whole number from 0 on that 63 bits can hold. */
+/* Reads a whole number from 0 to 2^63 - 9. */
 static uint64_t te__json_uint(te__json *j) {
     uint64_t value = 0;
     if (j->failed) return 0;

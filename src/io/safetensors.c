@@ -1,5 +1,5 @@
 /* io/safetensors.c: reads and writes safetensors files: 8 bytes of header length, a JSON header, the data. This file
- * may use files and tensors. It must not depend on modules, except for the arguments of te__st_list_add.
+ * must not depend on modules, except for the arguments of te__st_list_add.
  *
  * No file is trusted: every length, size and offset is checked before it is used. As in the reference implementation,
  * the data has no holes or overlaps, no name occurs twice, and every byte belongs to a tensor. */

@@ -1,5 +1,5 @@
-/* lm/causal_lm.c: CausalLM, a language model of the Llama kind, and its decoder modules. This file may use functions
- * and modules. It must not depend on files on disk. */
+/* lm/causal_lm.c: CausalLM, a language model of the Llama kind, and its decoder modules. This file must not depend on
+ * files on disk. */
 
 /* ---- GEMMs that stay in high precision ---- */
 

@@ -57,8 +57,8 @@ static const te__lm_inner te__lm_gemma3_inner = {
 enum { TE__LM_LAYOUTS = 2 };
 typedef struct te__lm_family {
     const char *model_type;
-    const char *reads;  /* JSON: keys with their defaults (null: no default). These are keys that te__lm_keys lacks, and
-                         * keys of te__lm_keys with another default. */
+    const char *reads;  /* JSON: keys with their defaults (null: no default). These are the keys that te__lm_keys lacks,
+                         * and the keys of te__lm_keys whose default is not as in te__lm_defaults. */
     const char *always; /* JSON: the traits of the family (te__lm_traits), and keys whose values override those in the
                          * file */
     const te__lm_rule *layouts[TE__LM_LAYOUTS]; /* each entry is the list of rules for one way to name the tensors in

@@ -1,5 +1,5 @@
-/* lm/folder.c: opens and writes model folders of Hugging Face transformers. This file may use lm/config.c, lm/names.c
- * and io/safetensors.c. It must not depend on what a model computes.
+/* lm/folder.c: opens and writes model folders of Hugging Face transformers. This file must not depend on what a model
+ * computes.
  *
  * Names and shapes are compared with the files before memory is allocated, so that a wrong config.json cannot cause a
  * large allocation. */

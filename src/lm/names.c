@@ -1,5 +1,5 @@
-/* lm/names.c: applies the rules of a model family (te__lm_rule) to names and values, in both directions. This file may
- * use modules and the table of families. It must not depend on files on disk. */
+/* lm/names.c: applies the rules of a model family (te__lm_rule) to names and values, in both directions. This file must
+ * not depend on files on disk. */
 
 enum { TE__LM_NAME = 512, TE__LM_FILE = 0, TE__LM_MODEL = 1 };
 

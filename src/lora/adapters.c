@@ -1,5 +1,5 @@
-/* lora/adapters.c: creates and removes the adapters of a site (te__lora_site). This file may use the forward passes
- * with adapters. It must not depend on files on disk or on how sites are chosen. */
+/* lora/adapters.c: creates and removes the adapters of a site (te__lora_site). This file must not depend on files on
+ * disk or on how sites are chosen. */
 
 static void te__lora_take_away(const te__lora_site *s) {
     te_module *m = te__lora_holder(s);

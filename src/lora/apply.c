@@ -1,5 +1,5 @@
 /* lora/apply.c: te_lora_apply. It chooses which matrix products get adapters, and which parameters are trained in
- * addition. This file may use name patterns and create adapters. It must not depend on files on disk. */
+ * addition. This file must not depend on files on disk. */
 
 /* ---- options ---- */
 
@@ -156,7 +156,7 @@ static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     return n;
 }
 /* Adds the experts module m as one site to c->sites if the options choose m. Options without target names choose only
- * experts of moe/block.c. */
+ * the experts of a language model's MoE block (te__is_block). */
 static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char *path) {
     const te_lora_desc *d = c->desc;
     const bool block = te__is_block(m), others = d->match_all_linear || d->num_exclude_modules;

@@ -1,6 +1,5 @@
 /* lora/dora.c: DoRA on Linears (Liu et al. 2024): a trained magnitude m for each row of V = W + (alpha / dim) * B A.
- * This file may use Linear, its adapters and row scaling. It must not depend on how adapters are chosen, or on files on
- * disk.
+ * This file must not depend on how adapters are chosen, or on files on disk.
  *
  * Computes y = x V^T * m / |V| + b, where |V| has the L2 norms of the rows. The backward pass treats |V| as a constant,
  * as in the paper (section 4.3) and in peft. */
@@ -100,10 +99,11 @@ static te_tensor *te__dora_base(te_module *m, te_forward_args *args, te_tensor *
     call.x = x;
     return te__linear_biased(&call, NULL, false);
 }
-/* Forward of a Linear with DoRA. Dropout before lora_A gives x' = dropout(x). Then, as in peft, dropout acts only on
- * the difference in parentheses:
+/* Forward of a Linear with DoRA:
  *
- *     y = x W^T + b + (x' V^T * m / |V| - x' W^T) */
+ *     y = x W^T + b + (x' V^T * m / |V| - x' W^T)
+ *
+ * If dropout comes before lora_A, x' is dropout(x); otherwise x' is x. As in peft, x W^T has no dropout. */
 static te_result te__dora_forward(te_module *m, te_forward_args *args) {
     const te__linear_module *s = (const te__linear_module *)m->state;
     const te__lora *l = te__lora_of(m);

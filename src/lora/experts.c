@@ -1,5 +1,5 @@
-/* lora/experts.c: the parameters of adapters of MoE experts. This file may use experts. It must not depend on how
- * adapters are chosen, or on files on disk.
+/* lora/experts.c: the parameters of adapters of MoE experts. This file must not depend on how adapters are chosen, or
+ * on files on disk.
  *
  * As in NeMo Automodel's GroupedExpertsLoRA, four stacks hold the adapters of all experts; gate and up share lora_A.
  * Each stack is the parameter "weight" of a child of the experts module:
@@ -7,8 +7,8 @@
  *     lora_gate_and_up_A [E, dim, r]    lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter])
  *     lora_down_A [E, inter, r]         lora_down_B [E, r, dim]
  *
- * In files each Linear of an expert has its own adapters. `n` is the number of such a Linear: gate (only in gated
- * experts), up and down of expert 0, then of expert 1, and so on. */
+ * In files each Linear of an expert has its own adapters. The functions below number these Linears from 0: first gate
+ * (only in gated experts), up and down of expert 0, then those of expert 1, and so on. */
 
 static bool te__is_grouped(const te_module *m) { return m->cls == &te__grouped_class; }
 

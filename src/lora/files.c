@@ -1,5 +1,5 @@
-/* lora/files.c: te_lora_save writes adapters as a folder of the peft library. This file may use adapters, the
- * parameters of lora/trained.c, and files. It must not depend on what adapters compute. */
+/* lora/files.c: te_lora_save writes adapters as a folder of the peft library. This file must not depend on what
+ * adapters compute. */
 
 #define TE__PEFT_PREFIX "base_model.model."
 enum { TE__PEFT_NAME = TE__TREE_PATH + 64 };

@@ -1,11 +1,10 @@
-/* lora/load.c: te_lora_load reads a folder of the peft library. This file may use adapters, the parameters of
- * lora/trained.c, and files. It must not depend on what adapters compute. The files are not trusted: all checks precede
- * the first change of the model. */
+/* lora/load.c: te_lora_load reads a folder of the peft library. This file must not depend on what adapters compute. The
+ * files are not trusted: all checks precede the first change of the model. */
 
 enum { TE__PEFT_MAX_CONFIG = 1 << 24, TE__PEFT_MAX_PATTERNS = 1000, TE__PEFT_CHUNK = 1 << 16 };
 
-/* One entry of alpha_pattern. The key is a path, or a regular expression for a path or for the end of a path after a
- * dot. */
+/* One entry of alpha_pattern. The key is a path or a regular expression. The expression matches a whole path, or the
+ * rest of a path after one of its dots. */
 typedef struct te__peft_alpha {
     const char *path; /* points into the text; NULL: `pattern` is used */
     te__pattern pattern;

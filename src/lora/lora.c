@@ -1,6 +1,5 @@
-/* lora/lora.c: sites that can have adapters, and the forward passes with adapters. This file may use the module tree,
- * Embedding, and the module classes that have a weight matrix. It must not depend on how adapters are chosen, or on
- * files on disk.
+/* lora/lora.c: sites that can have adapters, and the forward passes with adapters. This file must not depend on how
+ * adapters are chosen, or on files on disk.
  *
  * A *site* is one weight matrix of a module. In a GroupedLinear or an experts module, all weight matrices together are
  * one site. The module is the *owner* of the site.

@@ -142,8 +142,8 @@ static bool te__pattern_class(te__pattern *p) {
 /* A group being read, or the whole pattern. */
 typedef struct te__pattern_group {
     int start, part; /* indices in p->steps: the first step of the group, and the first step of its last alternative */
-    int ends;        /* the last GO step that ends an earlier alternative, or -1; `a` of such a step is the index of the
-                      * GO step before it */
+    int ends;        /* index of the last GO step that ends an alternative of the group, or -1. Until the group ends,
+                      * `a` of such a step is the index of the previous such step, or -1 */
 } te__pattern_group;
 
 /* Begins another alternative of the group. Puts a FORK step before the last alternative and a GO step after it. */

@@ -1,5 +1,4 @@
-/* lora/merge.c: te_lora_merge and te_lora_remove. This file may use adapters, and may find modules that share a weight.
- * It must not depend on files on disk. */
+/* lora/merge.c: te_lora_merge and te_lora_remove. This file must not depend on files on disk. */
 
 /* ---- shared weights ---- */
 
@@ -95,8 +94,8 @@ static te_result te__lora_mergeable(const te__lora_site *s) {
 
 /* ---- merging ---- */
 
-/* Computes the merged weight matrices first .. first + n - 1 of a site. Writes them to `sums` in the order of the
- * parameters. */
+/* Computes n merged weight matrices of a site, from matrix number `first` on. Writes one tensor for each of their
+ * parameters to `sums`. */
 static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tensor **sums) {
     const te__lora_shape shape = te__lora_shape_of(s, 0);
     te_module *holder = te__lora_holder(s);
@@ -116,8 +115,8 @@ static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tens
     }
     return TE_OK;
 }
-/* Merges a site's adapters into its weight matrices first .. first + n - 1. Computes all of them before it changes one.
- * Then sets the TE__EXPERTS_PRODUCTS tensors of `zero`, if given, to 0. */
+/* Merges a site's adapters into n of its weight matrices, from matrix number `first` on. Computes all merged matrices
+ * before it changes one. Then sets the TE__EXPERTS_PRODUCTS tensors of `zero`, if given, to 0. */
 static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, te_tensor *const *zero) {
     const int parts = te__lora_shape_of(s, 0).parts;
     const size_t bytes = (size_t)(n * parts) * sizeof(te_tensor *);
@@ -141,8 +140,8 @@ static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, t
     te__free(te, sums);
     return result;
 }
-/* Merges a site's adapters into its weights. Experts are merged one by one to save memory. lora_B of a merged expert
- * becomes 0, so that a later failure does not change what the module computes. */
+/* Merges a site's adapters into its weights. Experts are merged one by one to save memory. Sets lora_B of each
+ * merged expert to 0. If a later expert fails, the adapters stay, and those of the merged experts then add nothing. */
 static te_result te__lora_merge(const te__lora_site *s) {
     const int products = te__lora_shape_of(s, 0).products;
     te_module *m = s->owner;

@@ -1,5 +1,5 @@
 /* lora/trained.c: parameters trained in addition to adapters: biases, and all parameters of modules in modules_to_save.
- * This file may use adapters and parameters. It must not depend on files on disk.
+ * This file must not depend on files on disk.
  *
  * Training changes a copy of each parameter. The module keeps the original tensor, which te_lora_remove puts back. */
 

@@ -1,5 +1,4 @@
-/* lora/values.c: fills adapters with initial values, and adds a child that its parent needs (te__module_need). This
- * file may use the module tree. */
+/* lora/values.c: fills adapters with initial values, and adds a child that the class of its parent runs. */
 
 /* Fills `weight` with uniform random numbers within +- 1 / sqrt(numbers). `numbers` is the fan-in that torch computes
  * from the weight's shape. */
@@ -24,8 +23,8 @@ static te_result te__lora_fill_zero(void *user, te_tensor *weight) {
     return te_tensor_fill(weight, 0.0);
 }
 
-/* Adds `child`, which may be NULL, to m as a child that m needs (te__module_need). On failure it destroys `child` and
- * returns false. */
+/* Adds `child` to m. Marks `child` as a child that the class of m runs (te__module_need). On failure, destroys
+ * `child` and returns false. A `child` that is NULL counts as a failure. */
 static bool te__lora_attach(te_module *m, te_module *child) {
     if (child && m->te->error_code == TE_OK && te_module_add_child(m, NULL, child) && te__module_need(child)) {
         child->evaluating = m->evaluating;

@@ -1,6 +1,5 @@
 /* model/attention.c: attention modules chosen by backend ("te", "sdpa", "flex", "eager"). Each backend is one entry of
- * te__attn_backends. This file may use DotProductAttention and te_attention. It must not depend on the models that call
- * it. */
+ * te__attn_backends. This file must not depend on the models that call it. */
 
 /* Features that a backend supports. */
 enum {

@@ -1,5 +1,5 @@
 /* model/backend.c: the backend configuration of a model: capabilities, defaults, checks, and FP8 for a whole model.
- * This file may use the names of backends. It must not depend on what a backend computes. */
+ * This file must not depend on what a backend computes. */
 
 /* ---- capabilities and defaults ---- */
 

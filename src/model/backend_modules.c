@@ -1,5 +1,5 @@
-/* model/backend_modules.c: creates Linear and RMSNorm by the name of a backend. This file may use the module classes.
- * It must not depend on files on disk. */
+/* model/backend_modules.c: creates Linear and RMSNorm by the name of a backend. This file must not depend on files on
+ * disk. */
 
 /* ---- shapes without memory ---- */
 

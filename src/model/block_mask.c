@@ -1,5 +1,4 @@
-/* model/block_mask.c: block masks, and the cache of masks of a context. This file may use tensors. It must not depend
- * on modules. */
+/* model/block_mask.c: block masks, and the cache of masks of a context. This file must not depend on modules. */
 
 /* ---- the state of a context ---- */
 
@@ -41,7 +40,7 @@ static const te__room te__mask_room = TE__ROOM(&te__masks_slot, NULL, te__masks_
 /* ---- block masks ---- */
 
 /* Returns whether the block of queries first_q .. last_q and keys first_kv .. last_kv is empty, partial or full. Query
- * i sees the keys i + lo .. i + hi. If d->mask_fn is given, query i sees only those of these keys that it allows. */
+ * i sees key j if i + lo <= j <= i + hi. If d->mask_fn is given, it must also return true for i and j. */
 static te_attn_block te__block_of(const te_block_mask_desc *d, int lo, int hi, int64_t b, int64_t h, int64_t first_q,
                                   int64_t last_q, int64_t first_kv, int64_t last_kv) {
     bool some = false, all = true;
@@ -174,8 +173,8 @@ TE_API int te_flex_block_mask_count(const te_ctx *te) {
 }
 
 /* Returns an element mask u8 [b or 1, 1, s_q, s_kv], 1 for a masked key. The context's cache owns the mask.
- * Query i sees `keys` keys, the last of which is key i + offset. If `keys` is -1, it sees all keys up to i + offset.
- * `tokens` is padding u8 [b, s_kv] on the host, 1 for a token, or NULL. Padding is masked too. */
+ * Query i sees `keys` keys, the last of which is key i + offset. If `keys` is -1, query i sees all keys up to that key.
+ * `tokens` is NULL, or u8 [b, s_kv] on the host with 1 for a token and 0 for padding. Padding is masked too. */
 static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s_kv, int64_t keys, int64_t offset,
                                    const uint8_t *tokens) {
     int64_t key[5], shape[4], i, j, s;

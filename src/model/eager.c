@@ -1,5 +1,5 @@
-/* model/eager.c: the attention backend "eager": GEMM, softmax and GEMM, with the scores in memory. This file may call
- * raw operations. It must not depend on modules.
+/* model/eager.c: the attention backend "eager": GEMM, softmax and GEMM, with the scores in memory. This file must not
+ * depend on modules.
  *
  * q is [b, H, s_q, d], k [b, G, s_kv, d], v [b, G, s_kv, d_v], all contiguous. The H / G query heads of one k/v head
  * are adjacent. So each product is one grouped GEMM with b G groups of (H / G) s_q rows. */
@@ -103,8 +103,7 @@ static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, 
     o = te_tensor_empty(te, q->dtype, 4, shape);
     r = sizes && scores && p && o && !x->attention_mask == !a.mask ? TE_OK : te_error_code(te);
     if (r == TE_OK) r = te__eager_product(sizes, q, k, true, scores, false);
-    if (r == TE_OK && added) { /* Applies the scale here. The softmax kernel would scale the whole sum, so the sum would
-                                * need added / scale, which can be -inf if `added` is the dtype's minimum. */
+    if (r == TE_OK && added) { /* Applies the scale to `scores` here. The softmax kernel would scale `added` too. */
         te_tensor *all = te__eager_scores(q, k, TE_F32);
         r = all ? te__eager_repeat(added, all) : te_error_code(te);
         if (r == TE_OK) r = te__axpby_into(scores, scores, all, scale, 1.0f);

@@ -1,5 +1,5 @@
 /* model/inject.c: te_inject_te_attention replaces the attention of existing models by DotProductAttention. This file
- * may use the module tree and the language models. It must not depend on files on disk. */
+ * must not depend on files on disk. */
 
 #define TE__ATTN_MODULE "attn_module"
 #define TE__ATTN_INJECTED "_te_attention_injected"
@@ -119,8 +119,8 @@ static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__sdpa_fails(f);
     return false;
 }
-/* Converts x [b, heads, s, d] to [b, s, kept, d]. Each head of x is there heads / kept times, in adjacent
- * copies. Keeps one copy of each head. */
+/* Converts x [b, heads, s, d] to [b, s, kept, d]. x has `kept` different heads, and heads / kept adjacent copies of
+ * each head. Keeps one copy of each head. */
 static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
     const int64_t step = x->shape[1] / kept;
     int64_t shape[5];
@@ -413,8 +413,8 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
     return te__output(m, args, te__run_dpa(f, &call, te_module_is_training(m) ? s->rule.dropout_p : 0.0f));
 }
 
-/* Runs the forward of a module without a child `sdpa` in a region of te_sdpa_begin. Closes this region and all regions
- * that were left open inside. */
+/* Forward, after injection, of a module that has no child `sdpa`. Opens a region of te_sdpa_begin and runs the replaced
+ * forward in it. Closes this region, and all regions that the replaced forward has left open. */
 static te_result te__injected_forward(te_module *m, te_forward_args *args) {
     te_sdpa_patch *f = te_injected_sdpa(m);
     const int depth = te__sdpa_of(m->te)->depth;

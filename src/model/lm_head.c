@@ -1,5 +1,5 @@
 /* model/lm_head.c: te_compute_lm_head_logits. Its lm_head module may compute in another dtype than that of its
- * parameters. This file may use tensors and the lm_head module. */
+ * parameters. */
 
 /* ---- the compute dtype of a module ---- */
 

@@ -1,5 +1,5 @@
-/* model/moe_backend.c: creates an MoE from the parts that a te_moe_backend chooses. This file may use backends, gates
- * and experts. It must not depend on what these compute. */
+/* model/moe_backend.c: creates an MoE from the parts that a te_moe_backend chooses. This file must not depend on what
+ * these compute. */
 
 static te_module *te__moe_linear(te_module *m, const char *name, te_linear_backend backend, const te_moe_config *c,
                                  int64_t in, int64_t out, bool bias) {

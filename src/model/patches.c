@@ -1,5 +1,5 @@
-/* model/patches.c: registers, applies and undoes the patches of a context. This file may use the replaceable methods of
- * FusedAdam. It must not depend on the use of these methods. */
+/* model/patches.c: registers, applies and undoes the patches of a context. This file must not depend on the use of
+ * these methods. */
 
 typedef struct te__patch {
     te_patch patch; /* its strings are copies, owned by the list */

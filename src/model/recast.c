@@ -1,13 +1,12 @@
 /* model/recast.c: casts tensors of a model in place, either all or none. The te_tensor handles stay valid and get new
- * memory. This file may use everything that refers to memory of tensors. It must not depend on which tensors are cast,
- * or why. */
+ * memory. This file must not depend on which tensors are cast, or why. */
 
 typedef struct te__recast_item {
     te_tensor *x;
     te_dtype dtype;
     int hold; /* priority; if a tensor is listed several times, the item with the highest priority counts */
     te_tensor *fresh, *grad; /* x and its gradient in new memory, owned by the open frame; NULL: unchanged */
-    void *init; /* the new preserved initial value of a quantized x; NULL: unchanged */
+    void *init; /* the preserved initial value of a quantized x, converted to `dtype`; NULL: x has none */
 } te__recast_item;
 typedef struct te__recast {
     te_ctx *te;

@@ -1,5 +1,5 @@
-/* model/rope_config.c: reads the rotary embedding of a config.json as the models of NeMo Automodel do. This file may
- * use the keys of the file (io/rope_keys.c). It must not depend on how tensors are rotated.
+/* model/rope_config.c: reads the rotary embedding of a config.json as the models of NeMo Automodel do. This file must
+ * not depend on how tensors are rotated.
  *
  * A missing number is NAN or -1 in te__hf_rope, but 0 in the public te_rope_config. */
 
@@ -233,8 +233,8 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
 
 /* ---- tables ---- */
 
-/* Computes inv_freq for sequences of `length` tokens or, if set, of d->max_seqlen tokens. Returns the number of rotated
- * channels; -1 after an error. */
+/* Computes inv_freq for sequences of `length` tokens. If d->max_seqlen is set, it replaces `length`. Returns the number
+ * of rotated channels; -1 after an error. */
 static int te__rope_table_begin(te_ctx *te, const char *who, const te_rotary_desc *d, int head_dim, int64_t n,
                                 int64_t length, float inv_freq[TE__ROPE_MAX_HALF], float *attention_factor) {
     float percent = d && d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;

@@ -1,5 +1,5 @@
 /* model/sdpa.c: te_scaled_dot_product_attention, the regions in which the program replaces it (te_sdpa_begin), and
- * te_detect_causal_mask. This file may use functions and operations. It must not depend on modules. */
+ * te_detect_causal_mask. This file must not depend on modules. */
 
 /* ---- the state of a context ---- */
 

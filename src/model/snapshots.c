@@ -1,5 +1,4 @@
-/* model/snapshots.c: takes f32 copies of a model's tensors, and puts them back by path. This file may use the in-place
- * casts of model/recast.c. */
+/* model/snapshots.c: takes f32 copies of a model's tensors, and puts them back by path. */
 
 typedef struct te__fp32_copy {
     char *path;

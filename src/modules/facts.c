@@ -1,5 +1,5 @@
-/* modules/facts.c: facts about a module, stored as attributes, for code that does not know its class. This file may use
- * the module tree. It must not depend on the readers of the facts. */
+/* modules/facts.c: facts about a module, stored as attributes, for code that does not know its class. This file must
+ * not depend on the readers of the facts. */
 
 /* Facts about a whole model. */
 #define TE__MODEL_FACTS "te.model"

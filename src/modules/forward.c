@@ -1,5 +1,5 @@
-/* modules/forward.c: runs a module, including its activation checkpointing. This file may use the module tree. It must
- * not depend on what any class computes. */
+/* modules/forward.c: runs a module, including its activation checkpointing. This file must not depend on what any class
+ * computes. */
 
 TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward) {
     te_module_forward_fn old = m ? m->own_forward : NULL;

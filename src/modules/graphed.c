@@ -1,5 +1,5 @@
-/* modules/graphed.c: modules whose forward and backward passes are two captured graphs. This file may use modules,
- * graphs and the tape. It must not depend on what any class computes. */
+/* modules/graphed.c: modules whose forward and backward passes are two captured graphs. This file must not depend on
+ * what any class computes. */
 
 /* A graphed module: its two graphs, and the static tensors that the graphs read and write. Each tape node of a launch
  * holds a reference to this struct. */

@@ -1,4 +1,4 @@
-/* modules/module.c: the module tree. This file may use tensors. It must not depend on what any class computes. */
+/* modules/module.c: the module tree. This file must not depend on what any class computes. */
 
 /* te__fail for callers that return a module: returns NULL. */
 TE_PRINTF(3, 4) static te_module *te__no_module(te_ctx *te, te_result code, const char *format, ...) {
@@ -24,8 +24,8 @@ typedef struct te__attribute {
     void (*destroy)(void *value);
 } te__attribute;
 
-/* A record of a destroyed child that the class of the parent needs. Allocated together with the child, so that
- * destroying the child needs no memory. */
+/* Records that a child was destroyed, although the class of the parent runs this child. The record is allocated when
+ * the child is added, so that destroying the child needs no memory. */
 typedef struct te__gone {
     struct te__gone *next;
     int64_t place; /* the position of the child among its parent's children */
@@ -35,9 +35,9 @@ typedef struct te__gone {
 typedef struct te__graphed te__graphed;
 struct te_module {
     te_ctx *te;
-    void (*ungraph)(te_module *m); /* frees `graphed`; run_graphs launches its graphs. Both functions are set
-                                    * together with `graphed` */
-    te_result (*run_graphs)(te_module *m, te_forward_args *args);
+    void (*ungraph)(te_module *m); /* frees `graphed`; valid only if `graphed` is set */
+    te_result (*run_graphs)(te_module *m, te_forward_args *args); /* launches the graphs of `graphed`; valid only if
+                                                                   * `graphed` is set */
     const te_module_class *cls;
     char *name;
     bool named;      /* true: the creator gave the name; false: the default name of the class */
@@ -49,8 +49,8 @@ struct te_module {
     int num_children, cap_children;
     int64_t place, places; /* place: the position among the children of the parent; places: the position that the next
                             * new child of this module gets */
-    te__gone *mark; /* the record that the parent gets when this module is destroyed; NULL: the parent does not need
-                     * this module */
+    te__gone *mark; /* the record that the parent gets when this module is destroyed; NULL: the class of the parent does
+                     * not run this module */
     te__gone *gone; /* records that destroyed children have left */
     bool takes_any; /* the program chooses the children, and the class itself needs none of them */
     te__entry *entries;

@@ -1,5 +1,5 @@
-/* modules/parameters.c: allocates and initializes the parameters of modules, whole, sharded or quantized. This file may
- * use modules. It must not depend on what any class computes. */
+/* modules/parameters.c: allocates and initializes the parameters of modules, whole, sharded or quantized. This file
+ * must not depend on what any class computes. */
 
 /* A forward function looks up its parameters in each call, because te_module_add_parameter may have replaced one, for
  * example to tie weights. */

@@ -1,6 +1,5 @@
 /* modules/recompute.c: activation checkpointing. One node records a whole function, and te_backward runs the function
- * again with recording. This file may use the tape and te__snapshot. It must not depend on what the function
- * computes. */
+ * again with recording. This file must not depend on what the function computes. */
 
 typedef struct te__checkpoint_state {
     te_checkpoint_fn fn;

@@ -1,5 +1,5 @@
 /* modules/step.c: whether the current microbatch is the first, whether an optimizer step follows, and the step hooks of
- * modules. This file may use the module tree. It must not depend on how gradients are exchanged. */
+ * modules. This file must not depend on how gradients are exchanged. */
 
 TE_API void te_step_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
     if (!te) return;

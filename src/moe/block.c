@@ -1,5 +1,5 @@
-/* moe/block.c: the MoE block of a published language model, in which each expert is a module. This file may use Linear,
- * GroupedLinear and MoE. It must not depend on models or on files on disk.
+/* moe/block.c: the MoE block of a published language model, in which each expert is a module. This file must not depend
+ * on models or on files on disk.
  *
  * Expert E is the module experts.E. Its Linears GATE, UP and DOWN own the weights; the real names are those in the
  * model's files.

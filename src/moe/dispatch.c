@@ -1,6 +1,5 @@
 /* moe/dispatch.c: two dispatchers, which send tokens to the ranks of their experts and the results back. One gathers
- * all tokens, the other exchanges rows. This file may use groups of ranks and the permutation of tokens. It must not
- * depend on what experts compute. */
+ * all tokens, the other exchanges rows. This file must not depend on what experts compute. */
 
 /* State of one dispatch. Each token is copied for each of its experts. `map` has the row of each copy after sorting by
  * expert. */
@@ -17,9 +16,11 @@ typedef struct te__dispatch {
     int64_t longest;     /* largest number of tokens of any rank; each rank has this many rows in the gathered tensor */
     int64_t *send, *recv; /* for the exchange: numbers of rows sent to each rank and received from each rank */
     int64_t *chunks;     /* [ranks, local]: number of rows received from each rank for each local expert */
-    te_tensor *chunk_sizes, *back_sizes, *back_order; /* chunks (rows from one rank for one local expert), on the
-                                                       * device: sizes ordered by rank, sizes ordered by expert,
-                                                       * permutation from order by expert to order by rank */
+    te_tensor *chunk_sizes, *back_sizes, *back_order; /* All three are on the device. A chunk has the rows from one
+                                                       * rank for one local expert.
+                                                       * chunk_sizes: sizes of the chunks, ordered by rank.
+                                                       * back_sizes: the same sizes, ordered by expert.
+                                                       * back_order: permutation that restores the order by rank */
     int64_t *host;       /* one allocation for `send`, `recv`, `chunks` and rows.host */
     size_t bytes;        /* size of `host` */
 } te__dispatch;

@@ -183,10 +183,10 @@ static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
  * exact in bf16. VALUES: decoded values, rounded. */
 typedef enum te__grouped_way { TE__GROUPED_CODES, TE__GROUPED_EXACT, TE__GROUPED_VALUES } te__grouped_way;
 
-/* Returns how a grouped GEMM can get the operands a and w[0] to w[n - 1]. `a_which` and `w_which` select TE_ROWWISE or
- * TE_COLUMNWISE copies.
- * With block scales, CODES needs 1 x 128 blocks in a. In w it needs 128 x 128 blocks, or 1 x 128 blocks if `along_k` is
- * true. */
+/* Returns how a grouped GEMM can get the operands `a` and w[0] to w[n - 1]. `a_which` and `w_which` select TE_ROWWISE
+ * or TE_COLUMNWISE copies.
+ * With block scaling, TE__GROUPED_CODES needs 1 x 128 blocks in operand `a`, and 128 x 128 blocks in each w[i]. If
+ * `along_k` is true, each w[i] needs 1 x 128 blocks instead. */
 static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which,
                                           bool along_k) {
     te__grouped_way way = TE__GROUPED_CODES;
@@ -304,7 +304,7 @@ static te_tensor *te__every(const te_tensor *x, int first, int step, int n) {
     return y;
 }
 /* Changes *spec so that each group has its own scale and amax. Leaves *spec unchanged if all groups share one given
- * scale, or if the quantizer has a format of its own. */
+ * scale, or if the quantizer makes no codes with scales (TE__FORM_CODES). */
 static te_result te__spec_by_group(const te__quant_call *q, bool backward, int slot, te_tensor *sizes,
                                    te__quant_spec *spec) {
     const te__slots *slots = backward ? &q->scaling->backward : q->forward;

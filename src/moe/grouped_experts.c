@@ -136,8 +136,8 @@ static te_tensor *te__experts_child(te_module *m, const te__experts_call *c, con
     if (bias) *bias = args.outputs.bias;
     return y;
 }
-/* Runs linear layer `product` on x. Adds the bias [E, out]. If router weights must first multiply the bias, returns it
- * in *bias instead. */
+/* Runs linear layer `product` on x, and adds the bias [E, out]. If router weights must be applied to the bias before it
+ * is added, returns the bias in *bias instead. */
 static te_tensor *te__experts_product(te_module *m, const te__experts_call *c, int product, te_tensor *x,
                                       te_tensor **bias) {
     const te__experts_module *s = (const te__experts_module *)m->state;
@@ -383,8 +383,8 @@ static te_tensor *te__of_expert(const te_tensor *x, int i) {
     int64_t bytes = te__numel(x) / te__max(1, x->shape[0]) * te__dtype_size(x->dtype);
     return te__alias_as(x, i * bytes, x->dtype, x->ndim - 1, x->shape + 1);
 }
-/* Copies the parameters `which` of all local experts of a GroupedExpertsTE to `stack` [experts, ...] or, with `into`,
- * back from `stack`. */
+/* Copies one kind of parameter (`which`) of all local experts of a GroupedExpertsTE to `stack` [experts, ...]. If
+ * `into` is true, copies from `stack` to these parameters instead. */
 static te_result te__te_stack(te_module *m, te_experts_tensor which, te_tensor *stack, bool into) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_result result = TE_OK;

@@ -1,8 +1,8 @@
 /* moe/grouped_linear.c: the module GroupedLinear, which has one weight and one bias for each group of rows. This file
  * must not depend on how groups are chosen. */
 
-/* Backward function of the output `bias` (see return_bias), the biases of all groups [n, out]. Row i of its gradient is
- * the gradient of bias i. */
+/* Backward function of the output `bias` (see return_bias). This output [n, out] has the biases of all groups as rows.
+ * Row i of the output's gradient is the gradient of bias i. */
 static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                       te_tensor **dx, const bool *needs) {
     te_tensor *g = te_tensor_contiguous(dy[0]);

@@ -232,8 +232,9 @@ static bool te__dpa_packing(const te_module *m, const te_attn_call *c, const te_
     return of_token[0] == (p->keys ? 2 : 3) && of_token[1] == p->groups && (p->keys || p->heads == p->groups);
 }
 /* Returns true if the core can read q, k and v of a call in place. A cache, context parallelism and FP8 need copies.
- * If the heads have no common stride (te__packing_spreads), each group of query heads becomes a sequence. This needs
- * sbhd, and options that treat all sequences and heads alike. */
+ * If the query heads have no common stride (te__packing_spreads), the core processes each group of query heads as a
+ * separate sequence (te__packed_views). That is possible only with the layout sbhd, and only if all options treat all
+ * sequences and heads alike. */
 static bool te__core_reads_packed(const te_module *m, const te_attn_call *c, const te__packing *p) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_sdpa_desc *d = &s->core.desc;

@@ -2,19 +2,21 @@
  * points as in TransformerEngine (S is the softmax). The GEMMs run in high precision on the decoded numbers. This file
  * must not depend on the module tree.
  *
- *              forward                                   backward
- *   per-tensor q, k, v by one scale; S; o                dO; dP; dq, dk, dv by one scale
- *   MXFP8      q, k along d, v along s; o along d        dO along d; dq, dk along d, dv along s
+ * The table has the tensors that are quantized. A per-tensor recipe has six scales, and tensors in parentheses share
+ * one. An MXFP8 recipe has blocks of 32 numbers along dimension d (channels) or s (tokens).
  *
- * Delayed scaling has one scale and one amax history for each of the six entries of the per-tensor line. S and dP are
- * never whole in memory, so their amaxes cannot be measured first. Under current scaling S and dP therefore use delayed
- * scaling with the latest amax, as in TransformerEngine. The quantizer factory of a custom recipe is called for the six
- * entries. With an MXFP8 quantizer for q, k and v, the MXFP8 line applies. D, the sum of S times its gradient, is
- * computed from the unrounded S (ops/attn/cpu.c), because gradients pass through the rounding of S as if it were not
- * there. */
+ *              forward                                   backward
+ *   per-tensor (q, k, v), S, o                           dO, dP, (dq, dk, dv)
+ *   MXFP8      along d: q, k, o; along s: v              along d: dO, dq, dk; along s: dv
+ *
+ * Delayed scaling has one amax history for each of the six scales. S and dP are never whole in memory, so their amaxes
+ * cannot be measured first. Under current scaling S and dP therefore use delayed scaling with the latest amax, as in
+ * TransformerEngine. The quantizer factory of a custom recipe is called for each of the six scales. If it returns an
+ * MXFP8 quantizer for q, k and v, the MXFP8 line applies. D, the sum of S times its gradient, is computed from the
+ * unrounded S (ops/attn/cpu.c), because gradients pass through the rounding of S as if it were not there. */
 
-/* Indices of the tensors of attention in the scaling state, as in TransformerEngine. Attention uses the scales and amax
- * histories of three GEMMs. */
+/* Indices of the tensors of attention in the scaling state, as in TransformerEngine. The state has
+ * room for the tensors of three GEMMs, and attention uses six of its entries. */
 enum {
     TE__ATTENTION_GEMMS = 3,
     TE__SLOT_QKV = 0 * TE__SLOTS_FORWARD + TE__SLOT_OUTPUT,

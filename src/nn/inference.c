@@ -171,9 +171,10 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 
 /* ---- a step ---- */
 
-/* Fills next.sequences from `ids` and `lens`, the step's sequences. A negative num_pages marks these sequences in
- * `now`. If a sequence already has the mark, it is listed twice, which is an error. Sequences of `now` without a mark
- * have ended. The caller removes the marks, also on failure. */
+/* Fills next.sequences from `ids` and `lens`, the step's sequences. If a sequence of the step is already in `now`,
+ * makes its num_pages in `now` negative as a mark. A sequence that has the mark already is twice in `ids`, which is an
+ * error. Sequences of `now` without a mark have ended, and their pages become free. The caller removes the marks, also
+ * on failure. */
 static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, const int64_t *lens, int64_t n) {
     const char *const who = "te_inference_params_pre_step";
     int64_t i, k, needed = 0;

@@ -412,7 +412,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
 
 /* ---- TransformerLayer ---- */
 
-/* Returns residual + dropout(y + bias). In training, each index of the first dimension gets only the residual with
+/* Returns residual + dropout(y + bias). In training, an index of the first dimension loses dropout(y + bias) with
  * probability `path` (drop path). */
 static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *residual, float path) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;

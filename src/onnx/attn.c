@@ -7,7 +7,7 @@
 /* ---- rotary embeddings ---- */
 
 typedef struct te__onnx_rotation {
-    const te_rope_angles *a, *b; /* the angles in each of the two runs */
+    const te_rope_angles *a, *b; /* the angles in the first run, and in the second run with larger inputs */
     bool batch_first, backward;
     te__onnx_size s;
 } te__onnx_rotation;
@@ -15,8 +15,8 @@ typedef struct te__onnx_rotation {
 static const char te__onnx_no_thd[] = "sequences behind each other (thd); a graph takes batches of sequences, bshd or "
                                       "sbhd, with an attention_mask where their lengths differ";
 
-/* Checks that both runs of the module use the same angles. They differ if a RoPE scaling changes the angles for longer
- * sequences. */
+/* The export runs the module twice, the second time with larger inputs. Checks that both runs use the same angles. The
+ * angles differ if a RoPE scaling changes them for longer sequences. */
 static bool te__onnx_angles_fit(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a, *b = r->b;
     bool same = a->position_scale == b->position_scale && a->attention_factor == b->attention_factor &&

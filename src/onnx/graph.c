@@ -131,8 +131,8 @@ static int te__onnx_weight(te__onnx *g, const char *name, te_tensor *tensor) {
     return te__onnx_named(g, x, name);
 }
 
-/* Returns an earlier item with the same content as the last item, and removes the last item. If there is none, names
- * the last item and returns it. */
+/* If an earlier item has the same content as the last item, removes the last item and returns the earlier one.
+ * Otherwise names the last item and returns it. */
 static int te__onnx_once(te__onnx *g) {
     te__onnx_item *x = &g->items[g->num_items - 1];
     uint64_t hash = te__hash64(te__text_str(&x->bytes), x->bytes.n, (uint64_t)x->kind * 64 + (uint64_t)x->type);

@@ -15,12 +15,12 @@ typedef struct te__onnx_pair {
     te_tensor first, second; /* shape and memory; not owned */
 } te__onnx_pair;
 
-/* The content of a row_id_map, which sorts the copies of tokens by expert. Each vector is the index of a graph item in
- * 64-bit integers (see onnx/moe.c). */
+/* The content of a row_id_map, which sorts the copies of tokens by expert. In the graph it is four vectors of 64-bit
+ * integers (see onnx/moe.c), each with one element for each copy. */
 typedef struct te__onnx_map {
     bool is_map;
     int64_t topk; /* index map: the number of experts of each token; mask map: 0 */
-    int source, place, expert, destination; /* vectors with one element for each copy of a token */
+    int source, place, expert, destination; /* indices of the graph items; TE__ONNX_FAILED: not known */
 } te__onnx_map;
 
 typedef struct te__onnx_write {

@@ -46,7 +46,8 @@ static void te__onnx_axpby(te__onnx *g, const te_op_axpby_args *a, const te_op_a
     }
     TE__ONNX_STORE(out, v);
 }
-/* Reshapes `numbers`, one for each row of `of`, to the shape of `of` with a last dimension of 1. */
+/* Reshapes `numbers` to the shape of tensor `of`, but with a last dimension of 1. `numbers` has one number for each row
+ * of `of`. */
 static int te__onnx_per_row(te__onnx *g, int numbers, const te__onnx_pair *of) {
     te__onnx_size shape[TE_MAX_DIMS];
     te__onnx_dims(of, shape);
@@ -246,8 +247,8 @@ static bool te__onnx_is_bottom_right(te_attn_mask mask) {
 static bool te__onnx_corner(const te__onnx_scores *s) {
     return te__onnx_is_bottom_right(s->mask) || (!te__onnx_is_top_left(s->mask) && s->bottom_right_diagonal != TE_OFF);
 }
-/* Returns j - i on the diagonal, plus `plus`, for query i and key j. If `bottom_right` is true, the diagonal ends in
- * the lower right corner of the scores. */
+/* Returns `plus` + j - i, where query i and key j are on the diagonal. If `bottom_right` is true, the diagonal ends in
+ * the lower right corner of the scores, otherwise it starts in the upper left corner. */
 static int te__onnx_diagonal(te__onnx *g, const te__onnx_scores *s, bool bottom_right, int64_t plus) {
     int v = te__onnx_i64(g, plus);
     if (!bottom_right || (!s->padded && te__onnx_same(s->s_q, s->s_kv)) || (s->padded && s->len_q == s->len_kv))

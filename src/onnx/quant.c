@@ -184,8 +184,8 @@ typedef struct te__onnx_plain {
     te_tensor x; /* shape and memory of the weight, or of the codes in which it is stored; not retained */
     te_scaling scaling;
     bool e4m3_max_256;
-    const char *path; /* not owned: it belongs to the te__onnx_write, or is a static string if the weight is a
-                       * constant */
+    const char *path; /* name of the weight; not owned: it is the path of the weight's te__onnx_write, or a static
+                       * string if the weight is a constant */
     int item;
 } te__onnx_plain;
 static void te__onnx_plain_free(te__onnx *g) {
@@ -275,8 +275,8 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
     return i;
 }
 
-/* Stores the value of a call that quantized x in blocks: the decoded codes of a parameter or constant, otherwise x
- * itself, unquantized. */
+/* Stores the result of a call that quantized x in blocks. If x is a parameter or a constant, stores the decoded codes.
+ * Otherwise stores x itself, unquantized. */
 static void te__onnx_blocks(te__onnx *g, te__onnx_codes c, const te_tensor *x, const te_tensor *x2,
                             const te_tensor *row2) {
     const te__onnx_write *w = te__onnx_constant_of(g, x, x2);

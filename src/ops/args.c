@@ -431,8 +431,8 @@ typedef struct te__span {
  * te_tensor * or const te_tensor *, so they are read by memcpy. */
 typedef struct te__arg {
     const char *name;
-    unsigned char *slot; /* the address of the pointer to the tensor, or to the list's first tensor; NULL if the list is
-                          * NULL */
+    unsigned char *slot; /* where the pointer is stored; for a list: where its first pointer is stored; NULL if the list
+                          * is NULL */
     void *list;          /* for a list: the address of the args' field that has the list; NULL if this is not a list */
     const char *list_name, *count_name; /* for a list: the names of the fields with the list and with its length */
     int64_t count;
@@ -586,8 +586,8 @@ static bool te__span_of(const te_tensor *x, te__span *s) {
 }
 static bool te__spans_meet(te__span a, te__span b) { return a.begin < b.end && b.begin < a.end; }
 
-/* Returns true if an argument passes all checks. If it does not, te__arg_refuse makes the message; it checks in the
- * same order. */
+/* Returns true if an argument passes all checks. Otherwise te__arg_refuse repeats the checks to find the one that
+ * failed, and makes the message. */
 static bool te__arg_is_fine(const te_ctx *te, te__arg *p, const te_tensor *x, bool run) {
     p->span.begin = p->span.end = 0;
     if (!x) return (p->flags & TE__OPT) != 0;
@@ -680,8 +680,9 @@ static te_result te__args_meet(te_ctx *te, const char *op, const te__arg *out, c
                     te__arg_text(other, other->list ? i : 0, b), (unsigned long long)t.begin, (unsigned long long)t.end,
                     out->name, allowed && (both & TE__SAME) ? ", or the very same, in one format" : "");
 }
-/* Returns true if the address ranges of an output and another argument overlap. `lists` selects the pairs with or
- * without a list. Counts a pair of two outputs once. */
+/* Returns true if the address ranges of output `out` and argument `other` overlap. If `lists` is true, one of the two
+ * must be a list. If `lists` is false, neither may be a list. If both are outputs, `out` must be the earlier argument.
+ * All other pairs give false. */
 static bool te__pair_meets(const te__arg *out, const te__arg *other, bool lists) {
     return te__spans_meet(out->span, other->span) && out != other && lists == (out->list || other->list) &&
            (!(other->flags & TE__OUT) || out < other);

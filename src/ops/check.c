@@ -2,8 +2,8 @@
  * tensors. It must not depend on any operation.
  *
  * The arguments `op` and `name` appear in the messages, for example "rmsnorm_fwd" and "gamma". Each function returns
- * TE_OK, or sets an error and returns its code. te__args_check has checked the tensors, but one that depends on another
- * tensor's dtype may be NULL. */
+ * TE_OK, or sets an error and returns its code. te__args_check has already checked the tensors of an operation, but it
+ * accepts NULL for a tensor that is needed only with some dtypes of another tensor. */
 
 /* Checks that x is not NULL, belongs to this context, is not quantized, and is contiguous. This is for functions
  * that are not operations: te__args_check does not check them. */
@@ -20,7 +20,7 @@ static te_result te__want(te_ctx *te, const char *op, const char *name, const te
     return TE_OK;
 }
 
-/* Checks that x is not NULL, for a tensor that another tensor's dtype demands. */
+/* Checks that x is not NULL. The caller needs x because of the dtype of another tensor. */
 static te_result te__want_given(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     return x ? TE_OK : te__fail(te, TE_ERR_STATE, "%s: %s is NULL; a tensor is needed there", op, name);
 }

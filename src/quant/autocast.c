@@ -1,6 +1,5 @@
 /* quant/autocast.c: the stack of autocast regions, the update of delayed scales, and the choice of quantizers. A slot
- * of a module is one operand of a matrix product. This file may use recipes. It must not depend on what a module
- * computes. */
+ * of a module is one operand of a matrix product. This file must not depend on what a module computes. */
 
 /* Checks a hybrid quantizer. Delayed scaling inside it needs a given scale, because no module would update the
  * scale. */

@@ -1,5 +1,5 @@
 /* quant/copies.c: allocates and fills the two copies of a quantized tensor. Makes a column-wise copy from a row-wise
- * one. This file may use te__quant_class. It must not depend on recipes or modules. */
+ * one. This file must not depend on recipes or modules. */
 
 /* ---- memory ---- */
 
@@ -165,7 +165,8 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
 }
 
 /* An output of an operation, quantized if there is a spec. If the scale is given, the operation writes codes. Otherwise
- * te__quant_out_close quantizes `plain`. Empty outputs use `plain` too: no operation writes their scale-inverse. */
+ * te__quant_out_close quantizes `plain`. An empty output uses `plain` too, because an operation with an empty output
+ * may not write the scale-inverse. The cast in te__quant_out_close writes it. */
 typedef struct te__quant_out {
     te_tensor *y, *plain;  /* plain: a tensor that is quantized later; NULL if the operation writes the codes itself, or
                             * if y is not quantized */

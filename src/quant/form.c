@@ -1,5 +1,5 @@
-/* quant/form.c: decodes, shares and releases quantized tensors. This file may use te__quant_class. It must not depend
- * on how the copies of a quantized tensor are made. */
+/* quant/form.c: decodes, shares and releases quantized tensors. This file must not depend on how the copies of a
+ * quantized tensor are made. */
 
 /* ---- releasing quantizers ---- */
 

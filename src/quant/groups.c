@@ -1,5 +1,5 @@
 /* quant/groups.c: groups of rows that are quantized separately. The sizes of the groups are on the device. This file
- * may use te__quant_class and te_op_moe_*. It must not depend on the meaning of the groups.
+ * must not depend on the meaning of the groups.
  *
  * The column-wise copy is padded with rows of zeros, unless the kind has one scale per tensor. In a padded copy each
  * group begins at a multiple of group_rows rows. So no block has rows of two groups. The row-wise copy is not

@@ -1,5 +1,5 @@
-/* quant/inspect.c: measures the quantization error of each operand of a module. This file may use scaling states and
- * the operation quant_error. It must not depend on what a module computes. */
+/* quant/inspect.c: measures the quantization error of each operand of a module. This file must not depend on what a
+ * module computes. */
 
 /* Returns, for each element, the largest magnitude that the element's scale allows. Decodes the largest code with each
  * scale. Returns NULL without codes, or with rht. */

@@ -160,9 +160,9 @@ struct te__quant_class {
     te_scaling scaling[2];            /* passed to operations that read the codes; [1] is for two-dimensional blocks */
     int64_t slice_tile[2];            /* for weights that are quantized slice by slice: rows and columns of a tile with
                                        * one scale; 0: there are no tiles */
-    const char *slices_need;          /* NULL: slices of weights can be quantized. Otherwise: the error text for weights
-                                       * whose slices cannot be quantized. These are all weights if slice_tile is 0,
-                                       * else weights with other blocks than slice_tile, or with options like rht */
+    const char *slices_need;          /* NULL: every weight can be quantized slice by slice. Otherwise: the error text
+                                       * for a weight that cannot. If slice_tile is 0, no weight can. If it is not 0, a
+                                       * weight cannot if it has blocks of another size, or options like rht */
     /* Checks the fields of `desc` that only this kind reads, and copies them into `spec`. NULL: there are no such
      * fields. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);
@@ -193,8 +193,8 @@ struct te__quant_class {
                           * number. 0: no codes */
 };
 
-/* Returns true if a cast by `spec` can take the known amax of its input. rht changes the values. row_scaled and `sizes`
- * need several amaxes. */
+/* Returns true if a cast by `spec` can take the known amax of its input. A cast with rht cannot, because rht changes
+ * the values. A cast with row_scaled or `sizes` cannot, because it needs several amaxes. */
 static bool te__takes_amax(const te__quant_spec *spec) {
     return spec->cls->facts & TE__TAKES_AMAX && !spec->rht && !spec->row_scaled && !spec->sizes;
 }

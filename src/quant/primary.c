@@ -1,5 +1,5 @@
 /* quant/primary.c: makes weights that are stored quantized, preserves their initial values, and replaces their memory.
- * This file may use recipes and quantizers. It must not depend on modules. */
+ * This file must not depend on modules. */
 
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc) {
     te__quantized_init *init;
@@ -59,8 +59,8 @@ static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, c
     return q;
 }
 
-/* Quantizes a weight with its first value. Returns the quantized tensor, or the weight itself if the recipe keeps high
- * precision. */
+/* Quantizes the plain tensor `weight`, which has the initial value of a weight. Returns the quantized tensor, or
+ * `weight` itself if the recipe keeps high precision. */
 static te_tensor *te__primary_create(te_tensor *weight, const char *module_type, const char *path, int gemm) {
     te_ctx *te = weight->te;
     te_quantizer *q = te__weight_quantizer(te, module_type, path, gemm);
@@ -118,8 +118,8 @@ static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const t
                             weight->quantized->cls->form == TE__FORM_CODES ? noop : NULL);
 }
 
-/* Writes a new initial value into a quantized weight. The value comes from an initialisation, a file or a sum. Replaces
- * a preserved initial value too. */
+/* Writes a new initial value into a quantized weight. The value comes from an initialisation, from a file, or from a
+ * merge of LoRA adapters. If the weight preserves its initial value, replaces the preserved value too. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
     const bool preserves = q->init_value && !weight->te->warming;

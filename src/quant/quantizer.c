@@ -1,5 +1,5 @@
-/* quant/quantizer.c: the public functions of quantizers and quantized tensors. This file may use the copies of a
- * tensor. It must not depend on recipes or modules. */
+/* quant/quantizer.c: the public functions of quantizers and quantized tensors. This file must not depend on recipes or
+ * modules. */
 
 static bool te__is_one_f32(const te_tensor *x) { return x->dtype == TE_F32 && te__numel(x) == 1 && x->buffer; }
 

@@ -1,5 +1,5 @@
-/* quant/recipe.c: the checks of recipes, and how a recipe quantizes each operand of a product. This file may use
- * quantizers. It must not depend on the autocast stack or on modules. */
+/* quant/recipe.c: the checks of recipes, and how a recipe quantizes each operand of a product. This file must not
+ * depend on the autocast stack or on modules. */
 
 static te_recipe te__recipe_of(te_recipe_kind kind) {
     te_recipe r = TE_ZERO;

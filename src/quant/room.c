@@ -1,5 +1,5 @@
 /* quant/room.c: te__quant_room has the state of quantization in a context, and the functions that a context calls at
- * certain events. This file may use all of quant/. */
+ * certain events. */
 
 /* Sets up amax_words. Their memory exists as long as the context. */
 static void te__quant_open(te_ctx *te) {

@@ -1,5 +1,5 @@
 /* quant/scaling.c: the state that modules keep for recipes: delayed scales, quantizers of custom recipes, and
- * quantization errors. This file may use quantizers. It must not depend on what modules compute. */
+ * quantization errors. This file must not depend on what modules compute. */
 
 /* The delayed scales of a module in one direction. Each of the n slots is one operand of a product. `scale` is f32 [n].
  * `history` is f32 [length, n]. slot_scale[i] and slot_amax[i] are views of scale[i] and history[0][i]. */
@@ -153,8 +153,9 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
  * Scales and histories change during a step. A step that fails is repeated as a whole. So scales and histories are
  * copied when a step begins. te_clear_error copies them back.
  *
- * A step may have several microbatches. te_optimizer_step ends a step. Without an optimizer, the next outermost
- * te_autocast_begin does. te_model_load ends a step too, so that te_clear_error keeps the loaded scales. */
+ * A step may have several microbatches. te_optimizer_step ends a step. Without an optimizer, a step lasts until the
+ * next te_graph_launch, or until the next te_autocast_begin that is not inside another region. te_model_load ends a
+ * step too, so that te_clear_error keeps the loaded scales. */
 
 /* Copies all scales and histories to kept_scale and kept_history. If `back` is true, copies in the other direction. */
 static te_result te__scales_move(te_ctx *te, bool back) {

@@ -1,5 +1,5 @@
 /* quant/snapshot.c: keeps what must be the same in both runs of a checkpointed function, such as the random state and
- * delayed scales. This file may use scaling states and the tape. It must not depend on modules. */
+ * delayed scales. This file must not depend on modules. */
 
 typedef struct te__snapshot_scales {
     te__scaling *scaling; /* a reference */

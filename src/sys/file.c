@@ -494,8 +494,8 @@ static inline bool te__name_is_taken(void) {
 #endif
 }
 
-/* Begins to write a file. After a failure te__file_out_commit fails without another message. If `path` is a link, the
- * file behind the link is replaced. */
+/* Begins to write a file. If te__file_out_begin fails, te__file_out_commit fails too, without another message. If
+ * `path` is a link, the file behind the link is replaced. */
 static inline bool te__file_out_begin(te__file_out *f, const char *path, te__text *why) {
     const char *kind;
     int tries = 0;

@@ -227,8 +227,8 @@ static inline int64_t te__process_id(void) {
 #endif
 }
 
-/* The number of forks since the first te__watch_forks. Only the child counts, so parent and child have different
- * numbers. Windows: always 0. */
+/* The number of forks since the first te__watch_forks. A fork adds 1 only in the child, so parent and child have
+ * different numbers. Windows: always 0. */
 static TE_MAYBE_UNUSED int te__forks;
 #ifdef _WIN32
 static inline void te__watch_forks(void) {}
@@ -358,8 +358,8 @@ static inline void te__text_os_error(te__text *t) {
 
 /* ---- shared libraries ---- */
 
-/* Opens a shared library. The system searches for a name without a slash. On failure returns NULL and appends the
- * reason to `why`, if not NULL. */
+/* Opens a shared library. If `name` has no slash, the system looks for it in its library folders. On failure returns
+ * NULL, and appends the reason to `why` unless `why` is NULL. */
 static inline void *te__dl_open(const char *name, te__text *why) {
 #ifdef _WIN32
     te__wide w;

@@ -1,5 +1,5 @@
-/* tape/access.c: views and conversions of tensors, and the functions that read properties of tensors. This file may use
- * the tape, ops/math and ops/cast. It must not depend on modules. */
+/* tape/access.c: views and conversions of tensors, and the functions that read properties of tensors. This file must
+ * not depend on modules. */
 
 /* ---- views with history ---- */
 

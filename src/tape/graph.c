@@ -10,8 +10,8 @@ static te__graph_part *te__graph_find_part(te_graph *g, const void *owner) {
         if (g->parts[i].owner == owner) return &g->parts[i];
     return NULL;
 }
-/* Adds `bytes` bytes of zeros to a graph, as the data of one owner, such as an optimizer. Returns NULL with an
- * error. */
+/* Adds a part to a graph. The part has `bytes` bytes of zeros as the data of `owner`, such as an optimizer. Returns the
+ * part, or NULL with an error. */
 static te__graph_part *te__graph_add_part(te_graph *g, void *owner, size_t bytes) {
     te__graph_part *p;
     void *data;
@@ -260,8 +260,8 @@ TE_API te_result te_graph_launch(te_graph *g) {
                         "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region",
                         te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    /* te__ask_step saves what a failed step must restore. A graph with an optimizer does not need this: if its launch
-     * fails, nothing of the step has run. */
+    /* A graph without an optimizer is a part of a training step, and a later part may fail. So te__ask_step saves what
+     * must then be restored. A graph with an optimizer ends the step, so no later part can fail. */
     if (!te__graph_steps(g)) result = te__ask_step(te);
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);

@@ -1,5 +1,5 @@
-/* tape/saved.c: hooks that pack and unpack the saved tensors of tape nodes. This file may use nodes. It must not depend
- * on what a hook does with a tensor. */
+/* tape/saved.c: hooks that pack and unpack the saved tensors of tape nodes. This file must not depend on what a hook
+ * does with a tensor. */
 
 TE_API te_result te_saved_tensors_begin(te_ctx *te, const te_saved_tensors_hooks *hooks) {
     if (!te) return TE_ERR_STATE;

@@ -377,7 +377,8 @@ static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
     return v->leaf && te__is_outside(grad->buffer) ? NULL : grad; /* a launch of a graph cannot add to a gradient from
                                                                    * before the capture */
 }
-/* Returns the tensor for `so_far` plus another gradient. This is `so_far` itself if no other tensor uses its memory. */
+/* Returns the tensor to which the caller writes the sum of `so_far` and another gradient. Returns `so_far` itself if no
+ * other tensor uses its memory. */
 static te_tensor *te__grad_sum_place(te_tensor *so_far) {
     return te__tensor_is_alone(so_far) ? so_far : te__empty_like(so_far, so_far->dtype);
 }
@@ -390,8 +391,8 @@ static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
     v->grad = sum;
 }
 
-/* Gives the gradient of a leaf plain contiguous memory of its own. A gradient from before a capture is copied too,
- * because launches do not write it. */
+/* Makes sure that the gradient of a leaf is plain and contiguous, and has memory of its own. A gradient from before a
+ * capture is copied too, because launches of the graph do not write it. */
 static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te_tensor *grad = v->grad, *own;
     te_result result;
@@ -408,8 +409,10 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     return result;
 }
 /* Ends a te_backward whose leaves begin at te->tape.fresh[first]. Completes their gradients, or drops them after a
- * failure. An inner te_backward keeps in the list the leaves that no backward function made. If the outer te_backward
- * fails later, it drops their gradients too. */
+ * failure.
+ *
+ * Leaves made outside of backward functions stay in the list after an inner te_backward. If the outer te_backward fails
+ * later, it drops the gradients of these leaves too. */
 static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
     int i, kept = first;
     for (i = first; i < te->tape.num_fresh && result == TE_OK; i++) result = te__leaf_own(te, te->tape.fresh[i]);

@@ -1,5 +1,4 @@
-/* tape/values.c: fills tensors, and copies between tensors and host memory. This file may use the operations of
- * ops/math. It must not depend on the tape. */
+/* tape/values.c: fills tensors, and copies between tensors and host memory. This file must not depend on the tape. */
 
 /* ---- filling ---- */
 

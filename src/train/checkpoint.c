@@ -75,8 +75,8 @@ static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, c
                                 te_optimizer *opt) {
     memset(c, 0, sizeof(*c));
     c->te = c->items.te = c->values.te = te;
-    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written; a file of such
-                                                         * tensors must not replace a good one */
+    if (te->error_code != TE_OK) return te->error_code; /* The error may have left tensors incomplete. A file of such
+                                                         * tensors must not replace a good file */
     if (!path) return te__fail(te, TE_ERR_INVALID, "%s: path is NULL", function);
     if ((m && te_module_ctx(m) != te) || (opt && opt->te != te))
         return te__fail(te, TE_ERR_INVALID, "%s: the %s belongs to another context", function,
@@ -150,21 +150,21 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
 
 /* ---- loading ---- */
 
-/* A tensor of the file for a module that has not run yet. The module lacks this buffer of its scaling state. The tensor
- * becomes the buffer. */
+/* A buffer of scaling state that the file has, and that its module lacks because the module has not run yet. The tensor
+ * of the file becomes the module's buffer. */
 typedef struct te__ckpt_new {
     te_module *m;
     const char *entry; /* name in the file */
     const char *name;  /* name of the buffer: the last part of `entry` */
-    te_tensor *tensor; /* NULL until it is read; owned by the scope */
+    te_tensor *tensor; /* NULL until it is read; te__frame_end in te_model_load releases it */
 } te__ckpt_new;
 
 typedef struct te__ckpt_plan {
     te__ckpt have; /* the tensors that the model has; each of them is read from the file */
     te__ckpt_new *fresh;
     int num_fresh, cap_fresh;
-    te_tensor **value; /* [have.values.n] the values for the weights in have.values, read from the file; owned by the
-                        * scope */
+    te_tensor **value; /* [have.values.n]: the file's values for the weights in have.values; te__frame_end in
+                        * te_model_load releases them */
     bool has_rng, has_opt;
     uint64_t seed, offset, steps;
     double lr[TE_MAX_PARAM_GROUPS + 1];

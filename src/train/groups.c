@@ -61,8 +61,8 @@ static bool te__param_group_ok(te_ctx *te, const te__opt_class *cls, const te_pa
 #undef TE__GROUP_IN_RANGE
 }
 
-/* Makes the groups of an optimizer. Group 0 has the hyperparameters `usual` of the desc itself. The groups of the desc
- * follow. */
+/* Makes the groups of an optimizer. Group 0 gets `usual`, the hyperparameters that the optimizer's desc gives for
+ * parameters without a group. groups[i] becomes group i + 1. */
 static bool te__groups_open(te_optimizer *opt, const te_param_group *groups, int n, const te__opt_group *usual) {
     te_ctx *te = opt->te;
     int i;

@@ -1,8 +1,8 @@
 /* train/initialize.c: makes the states of an optimizer's parameters, and updates them when a parameter changes its
- * format. This file may use train/states.c. It must not depend on what a step does. */
+ * format. This file must not depend on what a step does. */
 
-/* Returns the optimizer's entry for a parameter, or NULL. Searches from the end, because a new parameter is looked up
- * for each of its states. */
+/* Returns the optimizer's entry for a parameter, or NULL. Searches from the end, because a new parameter is at the end,
+ * and is looked up for each of its states. */
 static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *param) {
     int i;
     for (i = opt->num_params - 1; i >= 0; i--)

@@ -1,5 +1,5 @@
-/* train/optimizer.c: the code that all optimizers share: gradients, steps, and states by name. This file may use
- * train/states.c and the module tree. It must not depend on the arithmetic of any optimizer, or on files on disk. */
+/* train/optimizer.c: the code that all optimizers share: gradients, steps, and states by name. This file must not
+ * depend on the arithmetic of any optimizer, or on files on disk. */
 
 /* ---- creation ---- */
 
@@ -281,8 +281,8 @@ static void te__opt_captured(te_graph *g, void *owner, void *data) {
     opt->clipped = s->clipped;
 }
 
-/* Adds a step to the optimizer's data in the captured graph, and sets *steps to this data. Sets the device numbers of
- * `step` to views of the graph's state. */
+/* Adds a step to the optimizer's data in the captured graph, and sets *steps to this data. Sets step->lr, step->numbers
+ * and step->number to views of the graph's state in device memory. */
 static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__opt_step *step) {
     te_graph *g = opt->te->capture;
     te__graph_part *part = te__graph_find_part(g, opt);

@@ -1,5 +1,5 @@
-/* train/scaler.c: loss scaling that adapts to the range of the gradients, as in torch.amp.GradScaler. This file may use
- * the steps of optimizers. It must not depend on their arithmetic. */
+/* train/scaler.c: loss scaling that adapts to the range of the gradients, as in torch.amp.GradScaler. This file must
+ * not depend on their arithmetic. */
 
 struct te_grad_scaler {
     te_ctx *te;

@@ -1,5 +1,5 @@
 /* train/states.c: the states that an optimizer keeps for a parameter, and the master copies of parameters. This file
- * may call raw operations (te_op_...). It must not depend on which optimizer steps, or when. */
+ * may call raw operations (te_op_...). It must not depend on the kind of optimizer, or on when a step is made. */
 
 typedef struct te__train_state {
     te_fused_adam_methods fused_adam; /* set by te_fused_adam_set_methods; a NULL function stands for te.h's own one */
@@ -236,8 +236,8 @@ static bool te__opt_shares_value(const te_tensor *param) {
 }
 
 /* Sets `stepped` and `value` of each quantized parameter. The step writes `stepped` (f32), rounds it into `value`, and
- * quantizes `value`. Parameters may share the memory of `value`. Runs before any master changes, so lack of memory
- * changes nothing. */
+ * quantizes `value`. Parameters may share the memory of `value`. This function is called before a master changes. So if
+ * memory runs out here, all masters and parameters are unchanged. */
 static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;

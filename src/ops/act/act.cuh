@@ -3,8 +3,8 @@
 //   plain   y = f(x)                    dx = dy f'(x)
 //   gated   y = f(a) b, x = [a | b]     da = dy f'(a) b,  db = dy f(a)
 //
-// The sigmoid has neither a branch nor a slow path: the kernels are as fast as memory only with few instructions for
-// each element.
+// The sigmoid has neither a branch nor a slow path. With more instructions for each element, the kernels would be
+// slower than memory.
 #pragma once
 #include "device/base.cuh"
 #include "ops/act/kargs.h"
@@ -30,8 +30,8 @@ TE_DEV constexpr te__act_f te_act_f(int act) {
 }
 TE_DEV constexpr bool te_act_gated(int act) { return te_act_form(act) != TE__ACT_PLAIN; }
 
-// Returns sigmoid(x) = 1 / (1 + 2^t), where t = -x log2(e), exact to a few units in the last place. Underflow and
-// overflow of 2^t give 1 and 0.
+// Returns sigmoid(x) = 1 / (1 + 2^t), where t = -x log2(e), exact to a few units in the last place. If 2^t underflows,
+// the result is 1. If 2^t overflows, the result is 0.
 #define TE_LOG2E 1.44269504f
 TE_DEV float te_act_sigmoid2(float t) {
     float e, s;
@@ -81,9 +81,10 @@ TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, const te_
     }
 }
 
-// The two halves of a gated x have n columns each. They alternate in blocks of columns; a block may be a whole half.
-// te_act_at returns the index of the element in the first half. The second half is te_act_block elements further. With
-// ACT, the eight columns of a thread lie in one block.
+// The two halves of a gated x have n columns each. They alternate in blocks of columns. A block may be a whole half.
+// te_act_at returns the index in x of the element of the first half at `row` and `column`. The element of the second
+// half at the same row and column is te_act_block elements further. With ACT, the eight columns of a thread lie in one
+// block.
 #if defined(ACT) && !defined(INTERLEAVED)
 TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64) { return row * 2 * n + column; }
 TE_DEV te_i64 te_act_block(te_i64 n, te_i64) { return n; }

@@ -27,8 +27,8 @@ struct te_act_place {
     }
 };
 
-// Loads four rows of eight elements from p [.., ld] at element `at`. Elements beyond the first `rows` rows and `there`
-// columns become 0.
+// Loads four rows of eight elements from p [.., ld], beginning at element `at`. Only the first `rows` rows and the
+// first `there` columns are loaded. All other elements become 0.
 template <int FORMAT>
 TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector,
                         te_raw<FORMAT> v[4]) {

@@ -95,8 +95,9 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
     }
 }
 
-/* Returns the number of contiguous columns of half h from `first` on, at most `count`. Sets *at to the index of
- * `first`. The halves alternate in blocks. */
+/* The two halves of a gated x alternate in blocks of columns. Sets *at to the place of column `first` of half h in a
+ * row of x. Returns how many columns of half h are contiguous from there on, at most `count`. A plain x has half 0
+ * alone. */
 static int64_t te__act_piece(const te__act_job *j, int h, int64_t first, int64_t count, int64_t *at) {
     *at = first + (j->gated ? (first / j->block + h) * j->block : 0);
     return j->gated ? te__min(count, j->block - first % j->block) : count;

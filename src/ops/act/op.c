@@ -79,8 +79,9 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* Checks *size, the call's glu_interleave_size. Changes 0 to max(n, 1), which means halves that do not alternate. n is
- * the number of columns of y or dy. `with` names an option of the call that excludes alternating halves, or is NULL. */
+/* Checks *size, the call's glu_interleave_size. The two halves of a gated x alternate in blocks of this many columns.
+ * Changes 0 to max(n, 1): each half is then one block. n is the number of columns of y or dy. `with` names an option of
+ * the call that needs each half in one block, or is NULL. */
 static te_result te__check_interleave(te_ctx *te, const char *op, te_activation act, int64_t n, int64_t *size,
                                       const char *with) {
     const int64_t given = *size, whole = te__max(n, 1);

@@ -333,10 +333,11 @@ TE_DEV void te_attn_raise(float *logit, float top2) {
 TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     const int lane = threadIdx.x & 31;
     const te_u32 threshold = te__attn_threshold(&a);
-    // Bit i of the word is 1 if the 16-bit random number i is at least the threshold. Each lane of a quad draws four
-    // bits of all 32 numbers.
-    // If these four bits equal the threshold's, the lower bits decide. from_less assumes that the lower bits are less
-    // than the threshold's, from_more that the lower bits are not less.
+    // Bit i of the word is 1 if the 16-bit random number i is at least the threshold. Each lane of a quad draws four of
+    // the 16 bits of each of the 32 numbers. If a number's four bits equal those of the threshold, the number's lower
+    // bits decide, which other lanes draw.
+    // So each lane computes two words. from_less is correct if the lower bits are less than those of the threshold,
+    // from_more if they are not less.
     te_u32 bits[4], from_less, from_more;
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);
@@ -365,7 +366,8 @@ TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first
     return keep;
 }
 // Returns the dropout bits of a lane's four elements of an accumulator fragment of 16 keys x 8 queries.
-// `key`, a multiple of 16, is the first key. `word` is te_attn_keep_quad of query lane / 4.
+// `key`, a multiple of 16, is the first key. `word` is the result of te_attn_keep_quad for the query with number
+// lane / 4 of the eight queries.
 // Bits 0 and 1 of the result are for the lane's first key, bits 2 and 3 for the key 8 rows further down.
 TE_DEV te_u32 te_attn_keep_transposed(te_u32 word, int key) {
     const int lane = threadIdx.x & 31, at = (key & 16) + (lane >> 2);

@@ -2,9 +2,11 @@
 // repeats. The operands are bf16 or f16. The kernel is deterministic. c is 1, or the scale with TE_ATTN_BIAS_PRE_SCALE.
 //
 // A block takes its tiles of B from a counter in global memory. A tile is 128 queries by 128 keys. For each tile the
-// block goes through the sequences and heads that share the tile. Each of the two consumer warpgroups has 64 queries:
+// block goes through the sequences and heads that share the tile. Each of the two consumer warpgroups has 64 queries.
+// Its steps are:
 //
-//     S = Q K^T | P = 2^(scale2 S - lse2), and hopper_scores.cuh | dP = dO V^T | sum += P (dP - delta)
+//     S = Q K^T | bias, masks and user's rule (hopper_scores.cuh) | P = 2^(scale2 S - lse2)
+//     dP = dO V^T | sum += P (dP - delta)
 //
 // If all queries share B, a tile is 128 keys, and the innermost loop is over tiles of queries. At the end the warps add
 // up their columns one after the other. If there are few tiles, the loop of a tile is cut into ranges for several

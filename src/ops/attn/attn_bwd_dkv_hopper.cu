@@ -3,7 +3,7 @@
 //
 // A block owns 64 keys of one head of keys. K and V stay in shared memory. The block goes through tiles of 64 queries,
 // from the last tile that sees the keys to the first. It takes each tile for all query heads of the group. The two
-// consumer warpgroups, `values` and `keys`, have the same keys. Each computes one gradient:
+// consumer warpgroups are called `values` and `keys`. Both work on all 64 keys. Each computes one gradient:
 //
 //     values    dV += P^T dO, of the previous tile | S^T  = K Q^T  | P^T = 2^(scale2 S^T - lse2), sent to `keys`
 //     keys      dK += dS^T Q, of the previous tile | dP^T = V dO^T | dS^T = P^T (dP^T - delta)
@@ -28,8 +28,8 @@
 // is NaN. Rows of K and V there change only their own rows of the sums, which are not stored.
 //
 // S^T starts with the bias and ALiBi instead of 0. The bias is loaded one tile ahead to the registers of S^T. Element
-// masks are converted to bits while products run. With a soft cap or the user's rule, `keys` gets P^T times the
-// derivative of the score. P^T itself is multiplied by dO.
+// masks are converted to bits while products run. With a soft cap or the user's rule, `values` sends P^T times the
+// derivative of the score to `keys`. The product P^T dO does not have this factor.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh: 192 or 256 for both, or 192 and 128), those of hopper_dropout.cuh (dropped
 //          elements of P^T pass with a mark, see MARK) and hopper_scores.cuh.
@@ -123,8 +123,8 @@ template <int N> struct te_consumer {
     const te_keys t;
     te_tiles i;
     int m_old; // number m of the previous tile
-    int tail;  // the number of tiles that have rows beyond the sequence; they come first. With a block mask only tail >
-               // 0 matters
+    int tail;  // how many of the next tiles have rows beyond the end of the sequence. With a block mask it only says
+               // whether there are such tiles: 0 means none
     te_queue<STAGES> now, old;
     te_queue<2> pass;
     float sum[N / 2], s[BQ / 2];

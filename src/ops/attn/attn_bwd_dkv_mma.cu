@@ -10,10 +10,13 @@
 //
 // A block owns WARPS * 16 M keys of one head of K and V. A warp owns 16 M of them. BM rows of Q, dO, lse2 and delta at
 // a time are copied by cp.async into two buffers. The heads of the group come one after the other, so every sum has a
-// fixed order. Each tile takes four products, all transposed: S^T = K Q^T, P^T = 2^(scale2 S^T - lse2), dV += P^T dO,
-// dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK += dS^T Q. The accumulator layout of P^T and dS^T is the operand layout
-// that the sums need. Tiles whose rows see none of the block's keys are not read. A warp skips tiles whose rows see
-// none of its own keys.
+// fixed order. The steps for a tile are:
+//
+//     S^T  = K Q^T  | P^T  = 2^(scale2 S^T - lse2) | dV += P^T dO
+//     dP^T = V dO^T | dS^T = P^T (dP^T - delta)    | dK += dS^T Q
+//
+// P^T and dS^T are accumulators, and their layout is the operand layout that the products for dV and dK need. Tiles
+// whose rows see none of the block's keys are not read. A warp skips tiles whose rows see none of its own keys.
 //
 // Options: X_DT (te_dtype of q, k, v, d_o, dk and dv), X_D (the larger of d and d_v, rounded up to a multiple of 32;
 //          the channels added are zeros), X_TILE, X_WARPS, X_M, X_DROPOUT, X_EXTRA (attn.cuh).

@@ -43,9 +43,9 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     for (int r = 0; r < TE_MINE; r++) {
         te_i64 row = te_of::work_at(seq, at.b, at.h) + first + r;
         lse2[r] = a.lse2[row];
-        delta[r] = WIDE && te_of::in_fp8(a) ? 0.0f : a.delta[row]; // In FP8 attention delta is not read, because the
-                                                                   // block of another chunk may have written it
-                                                                   // already.
+        // In FP8 attention a.delta is 0 before this kernel. With WIDE the thread block of the first chunk of channels
+        // may already have stored its sum there, so a.delta is not read.
+        delta[r] = WIDE && te_of::in_fp8(a) ? 0.0f : a.delta[row];
     }
     if (!WIDE) {
         te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
@@ -56,8 +56,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     const int begin = te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES);
     const int end =
         EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
-    // Computes P, dP after dropout, and the derivative of the score by the scaled product, for each row of the warp and
-    // this lane's key.
+    // Computes three numbers for each row of the warp and this lane's key: P in p, dP after dropout in dp, and the
+    // derivative of the score with respect to the scaled product in `factor`.
     auto weigh = [&](int j0, float p[TE_MINE], float dp[TE_MINE], float factor[TE_MINE]) {
         if (WIDE) {
             te_attn_products_wide(p, q, te_of::queries(a.q, seq), at.h, block_first, seq.s_q, k, k_view, group, j0,

@@ -21,12 +21,12 @@
 //     | D = 128 | 32 KB | 32 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 16 KB  | 2 x 32 KB   | 1 KB        |
 //     | D = 64  | 16 KB | 16 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 32 KB  | 2 x 32 KB   | 2 KB        |
 //
-// There are two barriers of each of these kinds:
+// Each of the two stages or buffers has these barriers:
 // - FULL_Q and FULL_DO: the loads of TMA have arrived. K and V come with the first tile.
 // - EMPTY_Q and EMPTY_DO: the 8 consumer warps have read the stage.
+// - FULL_DQ, one for each consumer: the 4 warps of the consumer have written their part of the buffer.
 // - EMPTY_DQ: the warp that adds has read the buffer.
-// - FULL_B: one for each consumer, with TILES.
-// - FULL_DQ: one pair for each consumer, whose 4 warps arrive there.
+// With TILES (see below) each consumer also has a barrier FULL_B: its tile of the bias has arrived.
 //
 // At named barrier 1 the consumers wait for each other after they have written dS^T. At named barrier 2 + w the threads
 // of consumer w wait for each other.
@@ -45,8 +45,9 @@
 //          tile of 64 queries fill one register).
 //
 // Launch: grid: key blocks of the longest sequence, of all heads and sequences; block 384; shared memory
-// TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows (q, d_o), 128 (k, v) and 64 (dk, dv, and the bias, whose
-// size is 1 where it repeats). The conditions are those of attn_fwd_hopper.cu.
+// TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels. A box has BQ rows of q or d_o, 128 of k or v, 64 of dk or dv. Map of
+// the bias: boxes of 64 queries by 64 keys. If the bias is the same for all heads or sequences, this dimension has size
+// 1. The conditions are those of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=2
@@ -127,8 +128,8 @@ TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &
     return count;
 }
 
-// Calls `box` for each box of 64 queries by 64 keys of the bias of tile m and consumer w. The last argument is the
-// number of the box.
+// Splits the bias of tile m and consumer w into boxes of 64 queries by 64 keys. Calls `box` for each of them, with the
+// first key, the first query, the head, the batch and the number of the box.
 template <class BOX>
 TE_DEV void te_bias_boxes(const te__attn_bwd_hopper_kargs &a, const te_keys &t, int head, int m, int w, BOX box) {
     for (int i = 0; i < BQ / 64; i++)
@@ -315,7 +316,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         if ((t.n + 1) * BK > min(t.s_kv, i.m * BQ + t.hi + 1) || t.n * BK < i.m * BQ + BQ - 1 + t.lo ||
             i.m * BQ + BQ > t.s_q) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) { // queries from .. to see the key key + 8 half
+            for (int half = 0; half < 2; half++) { // hides the queries that do not see key j0
                 const int j0 = key + 8 * half, from = j0 - t.hi - query,
                           to = (j0 < t.s_kv ? min(j0 - t.lo, t.s_q - 1) : -1) - query;
 #pragma unroll

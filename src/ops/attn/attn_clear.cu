@@ -1,6 +1,7 @@
-// ops/attn/attn_clear.cu: runs before the other kernels of a call. Sets rows of packed tensors that belong to no
-// sequence to 0, and their lse to -inf. Also sets max_logit to -inf, which forward kernels then raise. A warp has one
-// row. First come the rows of o (in the backward pass dq), then those of dk and dv.
+// ops/attn/attn_clear.cu: runs before the other kernels of a call. Some rows of packed tensors belong to no sequence.
+// In these rows the kernel sets o to 0 and lse to -inf, or in the backward pass dq, dk and dv to 0. Before a forward
+// pass it also sets max_logit to -inf, because the forward kernels only raise it. A warp has one row. The rows of o or
+// dq come first, then those of dk and dv.
 //
 // Launch: grid ceil((rows of q + rows of k) / 8), block 256.
 // te:baseline

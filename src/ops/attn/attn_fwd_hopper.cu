@@ -18,18 +18,20 @@
 //
 // Shared memory (panels of 64 channels, 128-byte swizzle), for D = D_V = 128 and WAVES = 2:
 //
-//     | Q, STAGES_Q = 2 of WAVES parts of 64 rows | K, 2 stages | V, 2 stages | O, WAVES parts | barriers | tiles |
-//     | 64 KB                                      | 64 KB       | 64 KB       | 32 KB          |
+//     | Q, 2 stages | K, 2 stages | V, 2 stages | O     | barriers | tiles |
+//     | 64 KB       | 64 KB       | 64 KB       | 32 KB |
 //
-// Above 128 channels there is one stage of Q. O shares Q's memory (O_IN_Q) above 128 channels, with TILES, and with
-// KEYS above 64 channels.
+// A stage of Q has WAVES parts of 64 rows, and so has O. Above 128 channels Q has one stage (STAGES_Q). O shares Q's
+// memory (O_IN_Q) above 128 channels, with TILES, and with KEYS above 64 channels.
 //
-// TILES: each consumer has one or two tiles of the bias, 64 rows by BN keys, where O would be. A thread of the producer
-// for each consumer loads them by TMA. The consumer reads them by ldmatrix while its products run.
+// TILES: each consumer has one or two tiles of the bias, 64 rows by BN keys, where O would be. The producer warpgroup
+// has one thread for each consumer, which loads that consumer's tiles by TMA. The consumer reads them by ldmatrix while
+// its products run.
 //
-// KEYS: the operands of an additional product are stored before the barriers, without a swizzle. A row has 16 bytes
-// there: eight elements along k. Its other eight elements are in zeros that both operands share. (memcheck of
-// compute-sanitizer assumes 32 bytes for each row. Even such rows end within shared memory.)
+// KEYS: an additional product adds the bias to S. Its operands, ones and B, lie in front of the barriers, without a
+// swizzle. A row of an operand has 16 elements along k, but only the first eight (16 bytes) are stored in the operand.
+// The other eight are 0, and both operands read them from one area of zeros. (memcheck of compute-sanitizer assumes 32
+// bytes for each row. Even such rows end within shared memory.)
 //
 //     | ones, 64 rows | B, 2 stages of BN keys | zeros, BN rows |
 //
@@ -61,7 +63,8 @@
 // - Shared memory: TE__ATTN_FWD_SHARED, or TE__ATTN_BIAS_SHARED with X_TILES, or TE__ATTN_KEYS_SHARED with X_KEYS; with
 //   ALiBi TE__ATTN_LINE_BYTES more.
 // - Maps: boxes of 64 channels. q and o have 64 rows, k and v BN rows.
-// - Map of the bias: boxes of 64 rows by 64 keys; size 1 where it repeats.
+// - Map of the bias: boxes of 64 rows by 64 keys. If the bias is the same for all heads or sequences, this dimension
+//   has size 1.
 // - Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8; scale > 0.
 // te:arch 90a
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2|3 X_DROPOUT=0|1
@@ -213,8 +216,9 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     auto load_v = [&](int row, int head, int batch) {
         load(a.v_map, FULL_V, EMPTY_V, smem + AT_V, BYTES_V, te_panels(D_V), v, row, head, batch);
     };
-    int row = -1, head = 0, batch = 0; // the next block of V to load, after the next block of K, which may belong to
-                                       // the next tile; row = -1: none
+    // The block of V that is still to load. If `row` is -1, there is none. The next block of K is usually loaded before
+    // it, even if that block of K belongs to the next tile.
+    int row = -1, head = 0, batch = 0;
     for (;;) {
         te_q_tile t;
         te_mbar_wait(bar + 8 * (FULL_T + turn.stage), turn.parity);
@@ -378,8 +382,8 @@ struct te_consumer {
     te_line line;
     const te_u8 *blocks;
     int below;              // the next block of keys that is not empty
-    bool full, full_below;  // the user's mask hides nothing of the current block (full), of the block `below`
-                            // (full_below)
+    bool full, full_below;  // full: the user's mask hides nothing of the current block; full_below: it hides nothing
+                            // of the block `below`
     float o[D_V / 2], s[BN / 2], top[2], sum[2], shrink[2];
     te_u32 p[BN / 4];
 

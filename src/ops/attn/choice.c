@@ -1,5 +1,5 @@
-/* ops/attn/choice.c: chooses the kernels for an attention problem, and says why faster kernels cannot run it. It may
- * use te__plan. It must not depend on tiles. */
+/* ops/attn/choice.c: chooses the kernels for an attention problem, and says why faster kernels cannot run it. This file
+ * must not depend on the sizes of the kernels' tiles. */
 
 /* One bit for each group of faster kernels; the fastest group is the last. 0 means the general kernels, which can run
  * every problem. */
@@ -52,7 +52,8 @@ static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_karg
     const int64_t rows = s == 1 && !a->x.on ? 0 : x->s, batches = a->batch == 1 && !a->x.page_size ? 0 : x->b;
     return te__view_is_aligned(x->p, rows | batches | (heads == 1 ? 0 : x->h));
 }
-/* Checks that TMA accepts a stride: positive, and below 2^40 bytes. A dimension of size 1 needs no stride. */
+/* Checks that TMA accepts a stride, which counts elements of 2 bytes. The stride must be positive and below 2^39 bytes.
+ * A dimension of size 1 needs no stride. */
 static bool te__attn_stride_fits(int64_t stride, int64_t size) {
     return size == 1 || (stride > 0 && stride < (int64_t)1 << 38);
 }
@@ -67,7 +68,8 @@ static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t hea
 /* Returns true if S or dP is rounded to FP8 codes (te_attn_fp8). */
 static bool te__attn_rounds(const te__attn_kargs *a) { return a->x.s_dt || a->x.dp_dt; }
 
-/* The tensors of a forward or backward pass: with rows of queries (of_q) and of keys (of_kv). */
+/* The tensors of a forward or backward pass. The tensors in `of_q` have one row for each query, those in `of_kv` one
+ * row for each key. */
 typedef struct te__attn_views {
     const te__attn_view *of_q[4], *of_kv[4];
     int count; /* tensors in each array */

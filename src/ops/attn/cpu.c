@@ -6,8 +6,8 @@
  *   Soft cap: S_ij = cap tanh(scale q_i k_j / cap); dQ and dK have (1 - (S_ij / cap)^2) dS_ij in place of dS_ij.
  *   Bias B: S_ij = scale q_i k_j + c B_ij; dB = c dS, summed over the dimensions along which B repeats.
  *   Offset a of the softmax: its denominator has the additional term e^a; da = - sum_i e^(a - lse_i) D_i.
- *   FP8: the products with v, dO, k and q use drop(P) and dS rounded to codes, and D_i is sum_j P_ij dP_ij. dB also
- *   uses the rounded dS, except with a soft cap.
+ *   FP8: drop(P) is rounded to codes in the products with v and dO. dS is rounded to codes in the products with k and q
+ *   and, without a soft cap, in dB. D_i is sum_j P_ij dP_ij.
  *
  * Query rows are processed in blocks of 32. Their scores are [keys, 32], so that the scores of one key are a vector.
  * A task has all query heads of one head of K and V. Every sum has a fixed order, whichever thread computes it. */
@@ -137,8 +137,8 @@ static int64_t te__attn_row_at(const te__attn_view *x, int64_t b, int64_t h, int
     return b * x->b + h * x->h + i * x->s;
 }
 
-/* Loads rows `first` .. `first` + n - 1 of a head as f32: `rows` rows of `padded` channels. Missing rows and channels
- * become 0. */
+/* Loads rows `first` .. `first` + n - 1 of a head as f32 to `out`, which has `rows` rows of `padded` channels. All
+ * other elements of `out` become 0. */
 static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t rows,
                           int64_t d, int64_t padded, float *out) {
     int64_t i;

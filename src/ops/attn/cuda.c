@@ -1,7 +1,8 @@
-/* ops/attn/cuda.c: tiles and launches of the mma.sync and the general attention kernels. It must not depend on the
- * driver.
+/* ops/attn/cuda.c: tiles and launches of the mma.sync and the general attention kernels. This file must not depend on
+ * the driver.
  *
- * Head sizes are rounded up to a size of the tensor-core kernels. The added channels are zeros. */
+ * For the tensor-core kernels, head sizes are rounded up to the next size that these kernels are compiled for. The
+ * added channels are zeros. */
 
 /* The tiles of an mma.sync kernel. d: rounded-up head size. m: 16-row fragments of a warp. tile: keys (for dK and dV:
  * queries) at a time. */

@@ -1,5 +1,5 @@
-// ops/attn/general.cuh: the tiles of the general attention kernels, in f32, for any float format, head size up to 1024
-// and strides.
+// ops/attn/general.cuh: the tiles of the general attention kernels. These kernels compute in f32. The tensors can have
+// any float format, any strides, and head sizes up to 1024.
 //
 // A block of four warps owns 16 queries (keys for dK and dV), four for each warp. It reads 32 rows of the opposite
 // tensor at a time. For scores, each lane has one of the 32 rows. For sums over these rows, each lane has channels lane

@@ -1,5 +1,5 @@
-/* ops/attn/hopper.c: tensor maps, the order of tiles, and launches of the attention kernels of sm_90a. This file may
- * use te__plan. It must not depend on the driver. */
+/* ops/attn/hopper.c: tensor maps, the order of tiles, and launches of the attention kernels of sm_90a. This file must
+ * not depend on the driver. */
 
 /* Returns the smallest head size >= d for which the Hopper kernels are compiled. */
 static int te__attn_hopper_d(int d) { return d <= 64 ? 64 : d <= 96 ? 96 : d <= 128 ? 128 : d <= 192 ? 192 : 256; }
@@ -122,7 +122,7 @@ static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, in
                     0);
     return bits;
 }
-/* Returns the bytes of attn_bias_line's operand. `keys` is the number of keys of a block in the forward kernel. */
+/* Returns how many bytes attn_bias_line writes. `keys` is the number of keys of a block in the forward kernel. */
 static int64_t te__attn_line_bytes(const te__attn_kargs *a, int keys) {
     return 16 * te__round_up(a->s_kv, keys) * (a->x.bias.h ? a->heads : 1) * (a->x.bias.b ? a->batch : 1);
 }
@@ -132,8 +132,8 @@ static bool te__attn_bias_in_keys(const te__attn_kargs *a, int keys) {
     return a->x.bias.dt != TE_DTYPE_NONE && a->x.bias.i == 0 && a->s_q > 128 &&
            te__attn_line_bytes(a, keys) <= (int64_t)1 << 30;
 }
-/* Launches attn_bias_line, which makes the operand of a bias that all queries share. The strides of the result count
- * keys of 16 bytes. */
+/* Launches attn_bias_line. This kernel writes a bias that all queries share as operand B of a matrix product, 16 bytes
+ * for each key. The strides of the result are numbers of keys. */
 static te__attn_table te__attn_plan_line(te__plan *p, const te__attn_kargs *a, int keys, float factor) {
     const te__attn_table *bias = &a->x.bias;
     const int64_t batch = bias->b ? a->batch : 1, heads = bias->h ? a->heads : 1, row = te__round_up(a->s_kv, keys);
@@ -359,8 +359,8 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
 }
 
 /* The number of tiles of dB that keeps a chip busy. If dB has fewer tiles, each tile is divided into partial sums. The
- * number does not depend on the chip, so that the bits of dB do not. Tiles of a shared bias take unequal time, so more
- * of them are needed. */
+ * number is the same for every chip, so that dB is the same, bit for bit, on every chip. Tiles of a shared bias take
+ * unequal time, so more of them are needed. */
 enum { TE__ATTN_BIAS_TILES = 264, TE__ATTN_BIAS_TILES_SHARED = 1056 };
 /* Plans the gradient of the bias, after the kernels that make lse2 and delta. Plans nothing if te__attn_bias_in_sums is
  * true: another kernel then makes this gradient. */

@@ -114,10 +114,10 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) 
 // A tile of BM queries of a head. Blocks begin .. end - 1, of BN keys each, have the keys that any of these queries
 // sees.
 //
-// Numbers of tiles go through `together` heads (see te__attn_order) at a time, so that the keys of these heads stay in
-// the L2 cache. The last rows of each head come first: a causal mask gives them the most work. Tiles with neighbouring
-// numbers belong to heads of one sequence. With BY_HEAD they belong to one head of several sequences, which may share a
-// bias.
+// Tiles are numbered group by group, and a group is order.together heads. Within a group, the tiles of all heads at the
+// same rows have neighbouring numbers, so that the keys of these heads stay in the L2 cache. The last rows come first:
+// a causal mask gives them the most work. Groups take the heads of one sequence after the other. With BY_HEAD, groups
+// take one head of all sequences, then the next head, because the sequences may share a bias.
 template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     int begin, end;
     int row, head, batch;
@@ -179,9 +179,9 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
 
 // Block n of BK keys of a head of K and V, and the tiles m_begin .. m_end - 1 of BQ queries that see any of these keys.
 //
-// `number` goes through `together` heads (see te__attn_order) first, then through n. The first keys come first: a
-// causal mask gives them the most work. Blocks with neighbouring numbers belong to heads of one sequence. With BY_HEAD
-// they belong to one head of several sequences, which may share a bias.
+// Blocks are numbered group by group, and a group is order.together heads. Within a group, the blocks of all heads at
+// the same n have neighbouring numbers. The first keys come first: a causal mask gives them the most work. Groups take
+// heads in the order of te_attn_tile.
 template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
     int n, head, batch; // head: a head of keys
     int s_q, s_kv, lo, hi, q_at, kv_at, kv_end;

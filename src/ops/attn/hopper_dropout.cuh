@@ -13,8 +13,8 @@ TE_DEV void te_ldg16(const void *p, te_u32 *x) {
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "l"(p));
 }
-// Returns the address of dropout's bits of row `row` (as in lse2) for the keys from j on. The next row is four words
-// further.
+// Returns the address of dropout's bits of row `row` for the keys from j on. `row` is the index of the query in lse2
+// (te_attn_work). The bits of the next row are four words further.
 TE_DEV const te_u32 *te_kept(const te__attn_bits &bits, te_i64 row, int j) {
     return bits.words + 4 * (j / 128 * bits.rows + row) + j / 32 % 4;
 }
@@ -59,8 +59,8 @@ template <int N> struct te_keep_rows {
     }
 };
 
-// Dropout's bits for a thread's part of S^T: 16 keys by 64 queries for each warp. A thread has two keys, 8 apart. Bit 2
-// * (j % 4) + e + 16 * (j / 4) + 8 * half is key `half` and query 8 j + 2 (lane & 3) + e.
+// Dropout's bits for a thread's part of S^T: 16 keys by 64 queries for each warp. A thread has two keys, 8 apart.
+// Bit number 2 * (j % 4) + e + 16 * (j / 4) + 8 * half is for key `half` and query 8 j + 2 (lane & 3) + e.
 struct te_keep_columns {
     te_u32 bits;
 

@@ -44,8 +44,8 @@ enum {
 TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E : CAP ? a.x.softcap2 : a.scale2; }
 // Returns the factor that turns S into the scores that the user's rule gets.
 TE_DEV float te_score_scale(const te__attn_kargs &a) { return CAP ? a.x.softcap : a.scale; }
-// Replaces products by their tanh if there is a soft cap. It must run before masks set elements of S to -inf: for
-// S = -inf the derivative 1 - S^2, clamped to 0 .. 1, is 0.
+// Replaces products by their tanh if there is a soft cap. It must run before masks set elements of S to -inf, because
+// tanh would turn -inf into -1.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 #pragma unroll
     for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);
@@ -56,7 +56,7 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool near) {
     static_assert(N % 16 == 0, "whole parts");
     if (!CAP) return;
-    float fourth = 0.0f; // sum of fourth powers; at most 1/16: every element is within -0.5 .. 0.5
+    float fourth = 0.0f; // the sum of the fourth powers. If it is at most 1/16, every element is within -0.5 .. 0.5
 #pragma unroll
     for (int n = 0; n < N; n++) {
         s[n] *= a.x.softcap_in;
@@ -244,9 +244,9 @@ struct te_line {
     TE_DEV static te_u64 desc(te_u32 at, int next) {
         return (te_u64)((at & 0x3ffff) >> 4) | (te_u64)(next >> 4) << 16 | (te_u64)(128 >> 4) << 32;
     }
-    // Writes operand B to shared memory; all `threads` threads must call this function. B has n rows of eight elements:
-    // three times the row's number, then zeros. Eight rows of zeros follow, because the product reads row r + 8 behind
-    // row r.
+    // Writes operand B to shared memory; all `threads` threads must call this function. B has n rows of eight elements.
+    // The first three elements of a row are the number of the row, the other five are 0. Eight rows of zeros follow
+    // row n - 1, because the product reads row r + 8 as the continuation of row r.
     TE_DEV static void columns(te_u32 to, int n, int thread, int threads) {
         for (int i = thread; i < n + 8; i += threads) {
             const float j = i < n ? (float)i : 0.0f;

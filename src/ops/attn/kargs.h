@@ -76,7 +76,7 @@ typedef struct te__attn_kargs {
  * that have finished. Both are 0 between kernels. */
 typedef struct te__attn_order {
     unsigned *counter;
-    int tiles, rows; /* tiles: number of tiles of all heads; rows: of one head */
+    int tiles, rows; /* tiles: number of tiles of all heads; rows: number of tiles of one head */
     int together;    /* number of heads whose tiles run at the same time */
     int pad;
 } te__attn_order;
@@ -234,7 +234,7 @@ typedef struct te__sparse_attn_kargs {
     float *lse;          /* [batch, heads, s_q]: natural logarithm of the sums of exponentials; may be NULL in the
                           * forward pass */
     float *lse2, *delta; /* backward pass: [batch, heads, s_q], as in attn_delta.cu */
-    int *cursor;         /* backward pass: [batch, chunks, s_kv]: first, the number of queries of the chunk that read a
+    int *cursor;         /* backward pass, [batch, chunks of queries, s_kv]: first, how many queries of a chunk read a
                           * key; later, where in `list` these queries go */
     int *start, *list;   /* backward pass: start [batch, s_kv + 1], list [batch, s_q n]: key j is read by queries
                           * list[start[j] .. start[j + 1] - 1], in ascending order */

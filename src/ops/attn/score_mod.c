@@ -17,8 +17,8 @@ static const char *te__score_mod_text(const te_score_mod *m, int i, const char *
     return i == 0 ? m->score_mod : i == 1 ? m->score_mod_bprop : m->mask_mod;
 }
 
-/* Returns true if an expression may use the name of n characters at `at`. `mask`: the expression is mask_mod, without
- * `score`. */
+/* Returns true if an expression may use the name of n characters at `at`. `mask`: the expression is mask_mod, which may
+ * not use the name "score". */
 static bool te__score_mod_knows(const te_score_mod *m, bool mask, const char *at, size_t n) {
     static const char *const names[] = {"score",  "b",     "h",        "q_idx", "kv_idx", "true",   "false",
                                         "float",  "int",   "INFINITY", "abs",   "min",    "max",    "fminf",

@@ -25,8 +25,8 @@ typedef struct te__attn_seq {
     long long work_at, work_head; /* lse2 and delta of row i and head h are at work_at + h * work_head + i */
 } te__attn_seq;
 
-/* Returns the floats of lse2 (or delta) for one head of packed sequences. Each sequence starts at a multiple of four,
- * with space for whole tiles behind it. */
+/* Returns the number of floats that lse2 (or delta) has for one head of packed sequences. Each sequence starts at a
+ * multiple of four, with space for whole tiles behind it. */
 TE__BOTH long long te__attn_packed_rows(int tokens, int batch) {
     return ((long long)tokens + 3) / 4 * 4 + (long long)(batch + 1) * (TE__ATTN_PAD + 4);
 }
@@ -79,7 +79,8 @@ TE__BOTH long long te__attn_page(const te__attn_extra *x, int b, int j, int *row
     return page < 0 ? 0 : page >= x->num_pages ? x->num_pages - 1 : page;
 }
 
-/* Returns the te_attn_block for row i and key j of head h of sequence b; without a block mask TE_ATTN_BLOCK_PARTIAL. */
+/* Returns the te_attn_block for row i and key j of head h of sequence b. If there is no block mask, this is
+ * TE_ATTN_BLOCK_PARTIAL. */
 TE__BOTH int te__attn_block_at(const te__attn_extra *x, int b, int h, int i, int j) {
     const te__attn_table *t = &x->blocks;
     if (!t->p) return (int)TE_ATTN_BLOCK_PARTIAL;

@@ -1,6 +1,8 @@
 /* ops/attn/sparse_cpu.c: sparse attention on the CPU by the formulas of api/ops_model.h, with sums in double. It
- * converts number formats only through cpu/rows.c. The backward pass for one query and head; kv_k is the key of entry k
- * in the query's list:
+ * converts number formats only through cpu/rows.c.
+ *
+ * The backward pass computes these gradients. The first line is for one query and head. kv_k is the key that entry k of
+ * the query's list names.
  *
  *   dP_k = dO . kv_k      D = dO . O      dS_k = P_k (dP_k - D)      dQ = scale sum_k dS_k kv_k
  *   dKV_j = sum of scale dS_k q + P_k dO over all queries and heads, and over the entries k that name key j

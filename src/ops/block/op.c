@@ -1,5 +1,5 @@
 /* ops/block/op.c: FP8 quantization with one f32 scale for each block of 1 x 128 or 128 x 128 elements: checks, the
- * CPU's reference and launches. It must not depend on how a GPU computes the scales. */
+ * CPU's reference and launches. This file must not depend on how a GPU computes the scales. */
 
 enum { TE__BLOCK = 128 };
 

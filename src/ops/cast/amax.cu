@@ -9,7 +9,8 @@
 // Benchmark: "amax" in tests/bench/h200.csv.
 //
 // Launch: block 512; at most as many blocks as run at the same time. One short block for each 2048 vectors would be
-// slower: the end of a block takes longer than its loads. Any alignment of at least one element is allowed.
+// slower, because each block ends with a reduction and an atomic count. Any alignment of at least one element is
+// allowed.
 //
 // te:baseline
 // te:row X_DT=3

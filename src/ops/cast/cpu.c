@@ -95,8 +95,9 @@ static te_result te__cpu_scale_from_amax(te_ctx *te, const te_op_scale_from_amax
 /* ---- delayed scaling ---- */
 
 /* Updates one slot (one column of a history, with its scale) as TransformerEngine does
- * (common/recipe/delayed_scaling.cu). Row 0 gathers the amax of the current step. Rows 1 .. length - 1 hold earlier
- * steps, the newest last. If `last` is 0, nothing changes. */
+ * (common/recipe/delayed_scaling.cu). Row 0 gathers the amax of the current step. `reduced` replaces this amax unless
+ * `reduced` is 0. Rows 1 .. length - 1 hold the amaxes of earlier steps, and the last row is the newest. If the amax of
+ * the current step is 0, nothing changes. */
 static void te__delayed_slot(float *history, int64_t length, int64_t n, float *scale, float reduced, float scaled_max,
                              bool most_recent) {
     float last = reduced != 0.0f ? reduced : history[0], amax = 0.0f, next;
@@ -276,8 +277,8 @@ static te_result te__cpu_fp8_dequantize(te_ctx *te, const te_op_fp8_dequantize_a
     return TE_OK;
 }
 
-/* Transposes bands `begin` to `end` - 1, of 32 columns of src each. Such a narrow band uses all of a cache line before
- * it is evicted. */
+/* Transposes bands `begin` to `end` - 1, of 32 columns of src each. A band fills only 32 rows of dst at a time, so the
+ * cache lines of these rows stay in the cache until they are full. */
 static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
     const te_op_transpose_args *a = (const te_op_transpose_args *)user;
     const char *src = (const char *)te__data(a->src);

@@ -217,7 +217,9 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
     if (CURRENT) {
 #pragma unroll 1
         while (at + gridDim.x < a.tiles) {
-            te_raw<HELD> next[4]; // loads in flight while this tile is reduced; f32 has no registers for two tiles
+            // 16-bit elements of the next tile are loaded while this tile is reduced. Two tiles of f32 do not fit into
+            // the registers, so a tile of f32 is reduced before the next one is loaded.
+            te_raw<HELD> next[4];
             if (!PACKED) largest = te_cast_largest(w, largest, X_DT);
             at += gridDim.x;
             p = te_cast_place(a, at);

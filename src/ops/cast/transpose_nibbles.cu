@@ -3,9 +3,9 @@
 //
 //            64 columns (tx: 8 each, 4 bytes)
 //          +----------------------------------+
-//          | ty: 8 rows                       |  ->  8 x 8 elements in registers: the column's 8 rows are one word
-//          +----------------------------------+      ->  transpose.cuh as if they were bytes  ->  dst, 16 bytes a store
-//            256 rows
+//          | ty: 8 rows                       |  ->  registers: two rows of a column become one byte
+//          +----------------------------------+  ->  te_transpose_bytes: eight rows of a column become one word
+//            256 rows                            ->  dst, 16 bytes a store
 //
 // A block has two tiles, adjacent along the row. Both are loaded before the first is transposed.
 //

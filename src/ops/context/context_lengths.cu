@@ -1,7 +1,9 @@
-// ops/context/context_lengths.cu: counts the tokens of each sequence in the chunks of a rank that `chunks` selects
-// (te__context_length). It writes the cumulative counts, and the rows where these chunks begin.
+// ops/context/context_lengths.cu: counts, in each sequence, the tokens of the chunks that the argument `chunks`
+// selects. These are one or both chunks of a rank, or the first chunks of the sequence (te__context_length). The kernel
+// writes the cumulative counts, and the rows where the selected chunks begin.
 //
-// It takes 1024 sequences at a time. Each thread adds up all counts up to its sequence: batches are small.
+// It takes 1024 sequences at a time. Each thread adds up all counts up to its own sequence. A parallel scan is not
+// needed, because a batch has few sequences.
 //
 // Launch: one block of 1024 threads.
 //

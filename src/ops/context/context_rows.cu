@@ -1,5 +1,7 @@
-// ops/context/context_rows.cu: finds the rank of each row, and the row's index on that rank (te__context_place). The
-// kernel makes one row number of both, for the map (row_id_map) of moe_permute or for the inverse map.
+// ops/context/context_rows.cu: makes a map between two orders of the rows of all ranks. One is the order of the
+// sequences. The other has all rows of rank 0, then of rank 1 and so on. Row `at` of the order of the ranks is row w of
+// the order of the sequences (te__context_place). The kernel writes map[at] = w or, with `inverse`, map[w] = at.
+// moe_permute takes such a map as its row_id_map.
 //
 // Launch: blocks of 256 threads. Fewer threads than rows are allowed.
 //

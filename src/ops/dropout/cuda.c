@@ -1,5 +1,4 @@
-/* ops/dropout/cuda.c: chooses the kernel of dropout and its launch. This file may use te__plan. It must not call the
- * CUDA driver. */
+/* ops/dropout/cuda.c: chooses the kernel of dropout and its launch. This file must not call the CUDA driver. */
 
 static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_op_dropout_add_fwd_args *a) {
     int64_t count = te__numel(a->x), n = te__cols(a->x);

@@ -1,4 +1,4 @@
-/* ops/dropout/op.c: checks the calls of dropout. This file may use tensors. It must not depend on the backend. */
+/* ops/dropout/op.c: checks the calls of dropout. This file must not depend on the backend. */
 
 static te_result te__check_dropout_p(te_ctx *te, const char *op, float p, int64_t *run) {
     if (!(p >= 0.0f && p <= 1.0f))

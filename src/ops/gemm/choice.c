@@ -130,7 +130,8 @@ static bool te__gemm_skips(double cost) {
 }
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
 #define TE__GEMM_TUNES (te__gemm_tune.take >= 0)
-/* A caller that counts the alternatives sets `count` to 0 before the search. Its choice is not stored or reused. */
+/* Whether te__gemm_choose stores and reuses choices. A caller that counts the alternatives sets `count` to 0, so that
+ * the search runs even for a product whose choice is stored. */
 #define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0)
 #else
 #define TE__GEMM_SKIPS(cost) false

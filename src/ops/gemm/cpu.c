@@ -65,8 +65,8 @@ static void te__gemm_micro_built(int64_t k, const float *a, const float *b, floa
     te__gemm_micro(TE__GEMM_HAS_FMA, k, a, b, c);
 }
 
-/* A program for every x86-64 processor chooses a micro-kernel at run time. It is two to six times faster than plain
- * x86-64 code. */
+/* If this file is compiled for x86-64 without AVX-512, the program chooses at run time the fastest micro-kernel that
+ * the processor supports. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__AVX512F__)
 __attribute__((target("avx2,fma"))) static void te__gemm_micro_avx2(int64_t k, const float *a, const float *b,
                                                                     float *c) {

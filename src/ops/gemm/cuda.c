@@ -20,7 +20,8 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
     if (a->scaling_a != TE_SCALING_TENSOR) { /* for MXFP8 and NVFP4, only gemv_k reads these fields */
         k->block_a = (const float *)te__data(a->scale_a);
         k->block_b = (const float *)te__data(a->scale_b);
-        k->ld_block_a = te__cols(a->scale_a); /* not of a->m, which may count only the rows of one phase */
+        k->ld_block_a = te__cols(a->scale_a); /* a->m is not used: it may count only the rows of one phase (see
+                                               * te__gemm_plan_phases) */
         k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
         k->phase = q->phase, k->phases = q->phases, k->first_b = q->first_b;
     } else {

@@ -14,8 +14,8 @@
 #include "ops/gemm/kargs.h"
 
 // ---- D, aux and bias: f32, f16 or bf16, known at run time ------------------------------------------------------
-// In each branch the format is a constant, so these functions shrink to one case. If N is 8, the elements start at a
-// multiple of 16 bytes.
+// The branches of te_gemm_load and te_gemm_store pass a constant format to te_load8, te_load and te_store. So the
+// compiler keeps only the code for this format. If N is 8, the elements start at a multiple of 16 bytes.
 
 // Loads N elements as floats. A loop over the formats would change the order of gemv_k's loads (tests/bench/notes.md).
 template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {

@@ -79,9 +79,9 @@ struct te_tma_store_path {
             __syncwarp();
         }
         if (STORE & 2) {
+            // The loaded values are first used in spread_bias(), so no thread waits for them here.
 #pragma unroll
-            for (int i = 0; i < (WN + 127) / 128; i++) { // spread_bias() uses these loads first, so nothing waits for
-                                                         // them here
+            for (int i = 0; i < (WN + 127) / 128; i++) {
                 te_i64 at = col + threadIdx.x % 128 + 128 * i;
                 bias[i] = 0;
                 if (at < a.g.n)
@@ -111,8 +111,8 @@ struct te_tma_store_path {
         int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
         return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;
     }
-    // Reads this thread's eight values in columns 8 j .. 8 j + 15 of a chunk. Values of aux are clamped to -8 .. 8,
-    // where the slope of GELU becomes 0 or 1.
+    // Reads this thread's eight values in columns 8 j .. 8 j + 15 of a chunk. Values of aux are clamped to -8 .. 8. The
+    // slope of GELU is 0 below -8, and 1 above 8.
     TE_DEV void get(te_u32 buffer, int j, float v[8]) const {
         te_u32 r[4];
         te_ldmatrix4(r, word(buffer, j));

@@ -26,8 +26,9 @@
 // CLUSTER = 2: two blocks compute adjacent tiles and share the larger operand of a tile. If BM > BN they share A.
 // Otherwise they share B. Each block loads half of the shared slab, and TMA multicasts this half to both blocks.
 //
-// A slot is empty when the consumers of both blocks have released it. A block's shared memory ends with the block. So a
-// block must not end before its partner has stopped sending. At its end, the producer waits until all slots are empty.
+// A slot is empty when the consumers of both blocks have released it. A block's shared memory exists only until the
+// block ends. So a block must not end while its partner still writes slabs or signals barriers in this memory. After
+// the last slab, the producer waits until all slots are empty.
 //
 // With 1 x 128 blocks of B the consumers wait instead. A waiting producer would make ptxas schedule their loop worse
 // (tests/bench/notes.md).
@@ -53,8 +54,8 @@
 // of 128 x 128 blocks of B, from device memory. Scales of 1 x 128 blocks of B are loaded with the slab to shared
 // memory.
 //
-// BLOCK = 4: the first column of B lies up to seven columns after the start of a block. So the last eight columns of a
-// tile may lie in two blocks.
+// BLOCK = 4: the scales belong to 128 x 128 blocks of B, and B begins up to seven columns after the start of a block.
+// So the last eight columns of a tile may lie in two of these blocks.
 //
 // GROUPED: te_op_grouped_gemm, whose groups divide the rows (1) or k (2). gemm_groups has computed the offsets and the
 // tiles of the groups, and tensor maps that end with a group:
@@ -68,8 +69,8 @@
 // The cost of a tile depends on its group, so tiles are scheduled dynamically. The first block of a cluster draws the
 // number of the next tile, and sends it to the second block through shared memory.
 //
-// In case 2 with BLOCK = 1, every group begins with a whole block of 128 values of k. An empty group has one slab of
-// zeros. It uses the scales of the last block.
+// In case 2 with BLOCK = 1, every group begins at a multiple of 128 of k. An empty group has one slab of zeros. This
+// slab uses the scales of the last 128 values of k.
 //
 // TMA loads start at multiples of 16 bytes. In case 2 a group may start between such multiples. Then the load starts at
 // the multiple before, and the elements of the previous group are set to 0.
@@ -283,8 +284,9 @@ struct te_work {
         // an empty group has one slab of zeros, which TMA reads from beyond the end of k
         if (GROUPED == 2 && begin == end) slabs = 1, k0 = (int)te_div_up(a.k, BK) * BK, before = 0;
     }
-    // Returns whether the group has rows for the second accumulator, or for the second half of A. `from` is the first
-    // row.
+    // Returns whether the group has a row number `from` + 128. If `from` is a consumer's first row, the
+    // consumer's second accumulator begins there. If `from` is the tile's first row, the second half of A begins there.
+    // Without HALVES returns true.
     TE_DEV bool tall(int from) const { return !HALVES || from + 128 < rows_end; }
 };
 
@@ -460,7 +462,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     next = te_lds4(te_entry(entries, number));
                 }
             }
-            te_ring last = ring; // CLUSTER = 2: waits from here on until all slots of this block are empty
+            te_ring last = ring; // CLUSTER = 2: the producer waits for one slot after another to become empty
             for (int i = 0; i < (CLUSTER > 1 && !B_1D ? STAGES : 0); i++, last.next())
                 te_mbar_wait(empty + 8 * last.slot, last.parity ^ 1);
             if (GROUPED) {
@@ -535,8 +537,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         out.tall = w.tall(row);
 #endif
         float acc[SUMS][WN / 2];
-        int begin = w.slabs > 4 ? 4 : 0; // slab at which out.begin is called: by the fifth, the last tile's chunks have
-                                         // left
+        // out.begin is called at slab `begin`, and waits until TMA has read the chunks of the previous tile. By the
+        // fifth slab, TMA has read these chunks.
+        int begin = w.slabs > 4 ? 4 : 0;
         if (PINGPONG) te_meet<256>(3 + group);
 #if PROMOTE || HALVES
 #pragma unroll
@@ -637,8 +640,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (GROUPED) e.m = w.rows_end;
         if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * a.g.groups.b_elements, e.d_dt);
         if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
-        const int ACROSS = WN / COLUMNS, DOWN = COLUMNS == 128 ? 2 : 1; // ACROSS: stages for 16 rows of an accumulator;
-                                                                        // DOWN: parts of these rows
+        // A warp stores its 16 rows of an accumulator in parts. A part fills one te_gemm_stage. ACROSS parts lie side
+        // by side, and DOWN parts lie one above the other.
+        const int ACROSS = WN / COLUMNS, DOWN = COLUMNS == 128 ? 2 : 1;
         te_gemm_stage<COLUMNS> stage = {(float *)(base + STAGES * SLOT + warp * te_gemm_stage<COLUMNS>::BYTES)};
 #pragma unroll 1
         // The outer loop is not unrolled, so that the store's code exists once. The inner loop is unrolled, because an

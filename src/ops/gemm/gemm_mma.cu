@@ -99,10 +99,10 @@ static_assert(FP8 || !BLOCK, "blocks of fp8");
 
 // ---- device to shared memory ----------------------------------------------------------------------------------------
 
-// Returns the offset in a slab of 16-byte piece number `piece` of row `row`. The permutation avoids bank conflicts.
+// Returns where piece `piece` (16 bytes) of row `row` begins in a slab. The permutation avoids bank conflicts.
 //
-// K-major: a row has four pieces; two rows fill all banks.
-// Others: a row has R elements; eight rows of 16-bit elements, or four of 32-bit elements, are read at a time.
+// K-major: a row has four pieces. Two rows fill all banks.
+// MN-major: a row has R elements. Eight rows of 16-bit elements, or four rows of 32-bit elements, are read at a time.
 template <int R, int K_MAJOR> TE_DEV te_u32 te_piece(int row, int piece) {
     if (K_MAJOR) return (te_u32)(row * SLAB + ((piece ^ ((row >> 1) & 3)) << 4));
     return (te_u32)(row * R * SIZE + ((piece ^ (SIZE == 2 ? row & 7 : (row & 3) << 1)) << 4));
@@ -333,7 +333,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1)
             copy_a.ask(slots + stage * SLOT), copy_b.ask(slots + stage * SLOT + BM * SLAB);
             copy_a.put(slots + stage * SLOT), copy_b.put(slots + stage * SLOT + BM * SLAB);
         }
-        te_cp_async_commit(); // empty at the end, so that a count of groups under way always means the same
+        // After the last slab this commits an empty group of copies. So te_cp_async_wait<STAGES - 2> always waits for
+        // the slab that is read next.
+        te_cp_async_commit();
     };
     for (int s = 0; s < STAGES - 1; s++) copy_next(s);
 

@@ -8,8 +8,8 @@
 //
 // A thread takes 16 neighbouring bytes or codes of a row at a time.
 //
-// Codes along a row share one scale, since a scaling group has 32 codes (MXFP8) or 16 codes (NVFP4). In MXFP8's
-// column-wise copy each of the 16 codes has its own scale. The copy is K-major or MN-major like its operand.
+// The 16 codes of a thread share one scale, since a scaling group has 32 codes (MXFP8) or 16 codes (NVFP4) of a row. In
+// MXFP8's column-wise copy each of the 16 codes has its own scale. The output is K-major or MN-major like the operand.
 //
 // Memory bandwidth is the limit: 2 bytes for each byte that is moved, 3 for each fp8 code, 2.5 for each fp4 code.
 //

@@ -7,8 +7,8 @@
 //     16 | w0 | w1 |         | w0 | w1 | ..
 //        +----+----+-- ..  --+----+----+
 //
-// A block has 16 lines of X. Its warps take turns, each of 128 bytes of k. X and Y are loaded straight into registers,
-// because no other block needs these bytes of X.
+// A block has 16 lines of X. k is divided into turns of 128 bytes. Warp w multiplies the turns w, w + WARPS and so on.
+// X and Y are loaded straight into registers, because no other block needs these bytes of X.
 //
 // mma.sync multiplies 16 lines of X by 8 lines of Y, over 16 values of k. X and Y may have any order of k, if it is the
 // same. So each lane loads whole pieces of 16 bytes. Of each 64 bytes, lane 4 g + t loads piece t, for lines g and g +
@@ -121,8 +121,8 @@ struct te_gemv_line {
         }
         return make_uint4(w[0], w[1], w[2], w[3]);
     }
-    // Returns the decoder's scales of the 16 bytes at element `at`: one of MXFP8, or two of NVFP4. A scale
-    // beyond the last one is returned as 0.
+    // Returns the scales of the 16 bytes at element `at`, in the form that te_decode_fp8x2 and te_decode_fp4x2 take. 16
+    // bytes have one scale in MXFP8, and two scales in NVFP4. A scale beyond the last one is returned as 0.
     TE_DEV uint2 scales(te_i64 at, te_i64 k) const {
         te_u32 r[2] = {0, 0};
 #pragma unroll
@@ -186,8 +186,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
 #pragma unroll
     for (int i = 0; i < EIGHTS; i++)
         y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
-    // sum[l] has the sums of lane 4 g + t for lines 8 l to 8 l + 7 of Y. They are the products of lines g, g, g + 8,
-    // g + 8 of X and lines 2 t, 2 t + 1, 2 t, 2 t + 1 of these eight lines.
+    // sum[l] has the four sums of lane 4 g + t for lines 8 l to 8 l + 7 of Y:
+    //   sum[l][0]  line g of X,     line 8 l + 2 t of Y        sum[l][1]  line g of X,     line 8 l + 2 t + 1 of Y
+    //   sum[l][2]  line g + 8 of X, line 8 l + 2 t of Y        sum[l][3]  line g + 8 of X, line 8 l + 2 t + 1 of Y
     float sum[EIGHTS][4] = {};
     auto take = [&](te_i64 k, bool end) {
         te_gemv_piece u[2][2], v[2][EIGHTS];

@@ -9,16 +9,18 @@
 //        |    |    |        |    |
 //        +----+----+-- .. --+----+
 //
-// A block has STEP lines of X. Its warps take turns of 16 values of k. Both operands are loaded into registers.
+// A block has STEP lines of X. Its warps divide k among themselves. A warp multiplies 16 values of k at a time. Both
+// operands are loaded into registers.
 //
 // mma.sync multiplies 16 lines of X by 8 lines of Y, over 16 values of k. The order of lines and of k is free. So lane
 // 4 g + t loads PIECE neighbouring lines, from line PIECE g on, for four values of k. A loaded word has two lines for
 // one k, but mma.sync needs one line for two k. So words are rearranged. Then the lane's lines 2 i and 2 i + 1 are rows
 // g and g + 8 of product i.
 //
-// A row of X has the values of all lines for one k. Loads need aligned addresses. So if X is not ALIGNED, a warp takes
-// every PIECE-th row. These rows start equally far behind a multiple of PIECE elements. The warp's lines then begin up
-// to PIECE - 1 lines before those of the block.
+// A row of X has the values of all lines for one k. Loads need aligned addresses. If X is not ALIGNED, rows start at
+// different offsets from a multiple of PIECE elements. The offsets repeat after PIECE rows. So a warp takes every
+// PIECE-th row, and all its rows have the same offset. The warp's lines begin that many lines (0 to PIECE - 1) before
+// those of the block.
 //
 // Benchmark: "gemv bf16 NN" in tests/bench/h200.csv, and tests/bench/notes.md.
 //
@@ -44,7 +46,7 @@
 #define LINES (8 * PIECE) // lines that a warp reads
 #define STEP (ALIGNED ? LINES : LINES - PIECE)
 #define KINDS (ALIGNED ? 1 : PIECE) // alignments of rows, by where they start within a piece
-#define TURN (16 * KINDS)           // rows from one turn of a warp to the next, if KINDS warps are adjacent
+#define TURN (16 * KINDS)           // rows that KINDS neighbouring warps read at a time, 16 rows each
 
 // The values of PIECE lines (rows of A or columns of B) for one k.
 struct te_gemv_piece {
@@ -88,11 +90,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
     te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // beyond the end: the last lines
     x += 2 * line;
 
-    // y: line g of Y (the short operand). If there is no line g, it is the last line, and its products are not stored.
+    // y points to line g of Y (the short operand). If Y has no line g, y points to the last line, and the products are
+    // not stored.
     const te_i64 ld_y = SHORT_A ? a.lda : a.ldb, y_k = Y_T ? ld_y : 1, y_line = Y_T ? 1 : ld_y;
     const te_u16 *y = (const te_u16 *)(SHORT_A ? a.a : a.b) + min(g, few - 1) * y_line + row * y_k;
 
-    // lines 2 i, 2 i, 2 i + 1, 2 i + 1 of X by lines 2 t, 2 t + 1, 2 t, 2 t + 1 of Y
+    // sum[i][e] is the sum for line 2 i + e / 2 of X and line 2 t + e % 2 of Y. Lines of X count from this lane's first
+    // line.
     float sum[PIECE / 2][4] = {};
     auto take = [&](bool end) {
         te_gemv_piece u[4];
@@ -123,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
         }
         row += 16 * WARPS, x += 32 * WARPS * ld, y += 16 * WARPS * y_k;
     };
-    // whole: turns that do not touch the last row
+    // whole: number of turns (TURN rows each) that do not touch the last row of X
     te_i64 turn = warp / KINDS, turns = te_div_up(end_k - k0, TURN), whole = (end_k - k0 - (end_k == a.k)) / TURN;
 #pragma unroll 2
     for (; turn < whole; turn += WARPS / KINDS) take(false);

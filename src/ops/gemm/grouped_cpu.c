@@ -1,5 +1,5 @@
-/* ops/gemm/grouped_cpu.c: grouped GEMMs on the CPU, with one te_op_gemm for each group. This file may use tensors.
- * It must not depend on CUDA. */
+/* ops/gemm/grouped_cpu.c: grouped GEMMs on the CPU, with one te_op_gemm for each group. This file must not depend on
+ * CUDA. */
 
 /* Returns `rows` x `cols` elements of the matrix x from (row, col) on, as a view. The view is stored in *part.
  * Returns NULL if x is NULL. */

@@ -1,5 +1,4 @@
-/* ops/gemm/grouped_op.c: checks the calls of grouped GEMMs. This file may use tensors. It must not depend on the
- * backend. */
+/* ops/gemm/grouped_op.c: checks the calls of grouped GEMMs. This file must not depend on the backend. */
 
 /* Returns the arguments of te_op_gemm for a single product over all groups. Sets only arguments that grouped GEMMs have
  * too. */

@@ -59,7 +59,7 @@ TE_DEV te__gemm_kargs te_group_product(const te__gemm_kargs &a, te_u32 group, te
         g.a = te_gemm_at(g.a, begin * (g.a_t ? g.lda : 1), g.a_dt);
         g.b = te_gemm_at(g.b, begin * (g.b_t ? 1 : g.ldb), g.b_dt);
         g.d = (void *)te_gemm_at(g.d, group * a.groups.b_elements, g.d_dt);
-#if !defined(BLOCK) || BLOCK == 1 // BLOCK: gemm_mma's option; groups that divide k have no other blocks
+#if !defined(BLOCK) || BLOCK == 1 // BLOCK: gemm_mma's option. Groups along k have only block scales of kind 1
         g.block_a += (begin >> 7) * g.ld_block_a; // groups begin with a block
         g.block_b += (begin >> 7) * g.ld_block_b;
 #endif

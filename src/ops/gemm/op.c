@@ -1,5 +1,5 @@
-/* ops/gemm/op.c: sets the default values of matrix products and checks their calls. This file may use tensors. It must
- * not depend on the backend. */
+/* ops/gemm/op.c: sets the default values of matrix products and checks their calls. This file must not depend on the
+ * backend. */
 
 /* Returns the number of elements from one row of the matrix x [M, N] to the next. Rows of 4-bit elements start at
  * whole bytes. Returns -1 in these cases:

@@ -2,7 +2,7 @@
 #pragma once
 #include "device/base.cuh"
 
-// Returns sixteen of the 32 bytes of `lo` followed by `hi`: those from byte number `by` on. `by` is 0 to 15.
+// `lo` and then `hi` are 32 bytes. Returns sixteen of them, from byte number `by` on. `by` is 0 to 15.
 TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {
     te_u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}, out[4];
     if (by & 8) {

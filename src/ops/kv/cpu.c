@@ -57,8 +57,8 @@ static te_result te__kv_check_places(te_ctx *te, const te__kv_copy_kargs *a) {
             return te__fail(te, TE_ERR_INVALID,
                             "copy_to_kv_cache: sequence %d adds %lld tokens to %d, and the cache has room for %lld", b,
                             n, a->start[b], room);
-        /* Entries of the page table before that of the first new token are not checked. The pages of those entries may
-         * no longer belong to the sequence. */
+        /* Checks the page table from the entry of the first new token on. Earlier pages may no longer belong to the
+         * sequence. */
         for (i = n > 0 ? a->start[b] / a->page_size : 0; n > 0 && a->table && i <= (a->start[b] + n - 1) / a->page_size;
              i++) {
             page = a->table[(long long)b * a->pages_of_each + i];

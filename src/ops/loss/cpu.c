@@ -1,5 +1,4 @@
-/* ops/loss/cpu.c: the reference of cross entropy and mean squared error. This file may use cpu/rows.c. It
- * must not depend on CUDA. */
+/* ops/loss/cpu.c: the reference of cross entropy and mean squared error. This file must not depend on CUDA. */
 
 /* One thread sums the squared errors of TE__LOSS_BLOCK elements. Then the sums of these blocks are added in order. */
 enum { TE__LOSS_RUN = 512, TE__LOSS_BLOCK = 16384 };

@@ -1,5 +1,4 @@
-/* ops/loss/cuda.c: chooses the kernels and launches of the losses. This file may make plans. It must not call the CUDA
- * driver. */
+/* ops/loss/cuda.c: chooses the kernels and launches of the losses. This file must not call the CUDA driver. */
 
 /* Returns the number of threads for a row of v logits if each thread takes `each` logits: whole warps, and at most
  * `most` threads. */

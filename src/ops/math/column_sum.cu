@@ -16,7 +16,7 @@
 //
 // Launch: block 256; grid column_blocks * chunks, where the column block changes fastest; groups <= column_blocks.
 //
-// With X_DT n is a multiple of 8, and rows of x start at multiples of 16 bytes.
+// If X_DT is given, n is a multiple of 8, and rows of x start at multiples of 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3

@@ -307,7 +307,8 @@ static te_result te__cpu_column_sum(te_ctx *te, const te_op_column_sum_args *a) 
 
 /* ---- embedding ---- */
 
-/* Copies n elements from src[from] on to dst[to] on. If the formats differ, converts through f32. */
+/* Copies n elements. They begin at index `from` in src, and at index `to` in dst. If the formats differ, converts
+ * through f32. */
 static void te__copy_row(const te_tensor *src, int64_t from, const te_tensor *dst, int64_t to, int64_t n) {
     float v[TE__MATH_PIECE];
     int64_t at;
@@ -322,7 +323,7 @@ static void te__copy_row(const te_tensor *src, int64_t from, const te_tensor *ds
         te__store_row(te__data(dst), dst->dtype, to + at, size, v);
     }
 }
-/* Returns the row of the embedding table for id number i. This row may lie outside the table. */
+/* Returns the row of the embedding table for ids[i]. This row may lie outside the table. */
 static int64_t te__embedding_row(const te_tensor *ids, int64_t i, bool from_end, int64_t size, int64_t start) {
     const int64_t id = te__load_index(te__data(ids), ids->dtype, i);
     return (from_end && id < 0 ? id + size : id) - start;
@@ -396,8 +397,9 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
         te__free(te, j.start);
         return TE_ERR_OUT_OF_MEMORY;
     }
-    /* A counting sort. The first pass counts the tokens of id in start[id + 2]. Sums of these counts make start[id + 1]
-     * the place of the first token of id. The last pass moves start[id + 1] on to the end of the tokens of id. */
+    /* A counting sort. The first pass counts the tokens of each id v in start[v + 2]. Sums of these counts turn
+     * start[v + 1] into the place of v's first token in `order`. The last pass writes the tokens, and increments
+     * start[v + 1] for each token of v. In the end, start[v] is where the tokens of v begin. */
     for (i = 0; i < tokens; i++) {
         id = te__embedding_row(a->ids, i, a->from_end, a->vocab_size, a->vocab_start);
         if (id >= 0 && id < vocab) j.start[id + 2]++;

@@ -62,8 +62,8 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
     te__launch_blocks(l, te__div_up(k->items, 1024), 256);
 }
 
-/* The two tiles of a block have te__transpose_tall rows and te__transpose_wide columns together. `size` is the size of
- * an element in bytes. */
+/* A block of the kernel `transpose` has two adjacent tiles. Together they have te__transpose_tall(size) rows and
+ * te__transpose_wide(size) columns. An element has `size` bytes. */
 static int64_t te__transpose_tall(int size) { return size == 1 ? 128 : 256 / size; }
 static int64_t te__transpose_wide(int size) { return size == 1 ? 128 : 64; }
 
@@ -89,8 +89,8 @@ static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
 }
 
 /* Plans a copy without conversion as transposes, if adjacent elements of src and dst lie along different dimensions.
- * Returns false otherwise, and also if elements have more than 4 bytes or less than an eighth of the tiles would be
- * filled. */
+ * Returns false otherwise. Also returns false if elements have more than 4 bytes, or if the copy would fill less than
+ * an eighth of the tiles. */
 static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_op_copy_args *a) {
     te__transpose_kargs t = TE_ZERO;
     int last = w->ndim - 1, across = -1, d;

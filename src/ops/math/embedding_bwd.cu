@@ -7,12 +7,12 @@
 //   id       | warp 0 | warp 1 | warp 0 | warp 1 |   here splits = 2
 //            +--------+--------+--------+--------+
 //
-// `splits` warps share the columns of an id, as many as fill the GPU.
+// `splits` warps share the columns of an id. With a small vocabulary `splits` is larger, so that warps fill the GPU.
 //
 // Benchmark: "embedding backward" in tests/bench/h200.csv.
 //
-// Launch: block 256; grid vocab * splits / 8, rounded up. With `vector` rows of dy and dtable start at multiples of 16
-// bytes, and h is a multiple of 8.
+// Launch: block 256; grid vocab * splits / 8, rounded up. If `vector` is set, rows of dy and dtable start at multiples
+// of 16 bytes, and h is a multiple of 8.
 //
 // te:baseline
 // te:row DY_DT=3 DTABLE_DT=3
@@ -36,7 +36,7 @@ TE_DEV void te_load_part(const void *p, te_i64 i, int dt, bool whole, te_i64 n, 
 // Adds up columns col .. col + 7 of dy for one id, whose tokens are order[begin] to order[end - 1]. All 32 lanes must
 // call this function.
 TE_DEV void te_embedding_add(const te__embedding_bwd_kargs &a, te_i64 id, te_u32 begin, te_u32 end, te_i64 col) {
-    te_i64 there = a.h - col; // columns of this lane that exist; with `vector` eight or more, or none
+    te_i64 there = a.h - col; // columns from `col` on. With `vector`, this number is at least 8 or at most 0
     bool whole = a.vector && there > 0;
     int lane = threadIdx.x & 31;
     float sum[8] = {}, old[8] = {};

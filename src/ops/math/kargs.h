@@ -20,7 +20,7 @@ typedef struct te__transpose_kargs {
     const void *src; /* [.., m, lds] */
     void *dst;       /* [.., n, ldd] */
     long long m, n, lds, ldd;
-    long long filled; /* number of columns of dst that are written; those that src does not have become 0 */
+    long long filled; /* number of columns of dst that are written. Columns m to filled - 1 become 0 */
     long long src_stride[6], dst_stride[6]; /* strides of the `dims` dimensions that precede the matrix, in elements */
     unsigned shape[6];
     unsigned tiles, tiles_n; /* tiles: pairs of tiles in a matrix; tiles_n: pairs of tiles along n */

@@ -1,5 +1,5 @@
-/* ops/math/op.c: checks the calls of copy, fill, random, axpby, sums and embedding. This file may use tensors. It
- * must not depend on the backend. */
+/* ops/math/op.c: checks the calls of copy, fill, random, axpby, sums and embedding. This file must not depend on the
+ * backend. */
 
 /* ---- copy ---- */
 
@@ -117,9 +117,9 @@ static void te__copy_detour_make(te__copy_detour *d, const te_op_copy_args *a, v
 
 /* ---- fill, random ---- */
 
-/* Returns the bits of `value` in the format `dtype`. Floats are rounded to nearest even, but e8m0 up. Integers are
- * truncated and saturated, and NaN becomes 0. For floats shorter than f32, `value` is first rounded to f32 to odd. So
- * the second rounding gives the same bits as a single one. */
+/* Returns the bits of `value` in the format `dtype`. Floats are rounded to nearest even. e8m0 is rounded up. Integers
+ * are truncated and saturated, and NaN becomes 0. For floats shorter than f32, `value` is rounded twice. The first
+ * rounding gives f32, and rounds to odd. So the second rounding gives the same bits as a single one. */
 static uint64_t te__fill_bits(te_dtype dtype, double value) {
     float f = (float)value;
     uint32_t u = te__f32_bits(f);

@@ -12,7 +12,7 @@
 // Benchmark: "transpose e4m3", "copy transposed" in tests/bench/h200.csv.
 //
 // Launch: block 256; the grid has one block for each pair of tiles. Pairs are consecutive along a row of tiles, and
-// matrices follow one another. Any size is allowed, and any alignment of at least one element.
+// matrices follow one another. Any m and n are allowed. Addresses need only the alignment of an element.
 //
 // te:baseline
 // te:row SIZE=1

@@ -1,5 +1,5 @@
-// ops/moe/moe_dot.cu: writes probs [tokens, copies]. Entry (t, c) is the dot product of row t of dy [tokens, h] and the
-// row of x [rows, h] of copy c. It is 0 without such a copy.
+// ops/moe/moe_dot.cu: writes probs [tokens, copies] from dy [tokens, h] and x [rows, h]. Entry (t, c) is the dot
+// product of row t of dy and the row of x that has copy c of token t. The entry is 0 if no row has this copy.
 //
 // Launch: block 256, one warp a token. With `vector`, rows of dy and x start at multiples of 16 bytes.
 //

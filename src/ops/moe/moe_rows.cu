@@ -1,9 +1,10 @@
-// ops/moe/moe_rows.cu: fills in a mask map, a row_id_map made from a routing mask. counts[e][c] is the row where expert
-// e's tokens of chunk c begin.
+// ops/moe/moe_rows.cu: fills in a mask map, a row_id_map made from a routing mask. The tokens of chunk c for expert e
+// begin at row counts[e][c] of the permuted tensor.
 //
-//   pass 1   Thread e writes the row of each token t of the chunk to rows[t][e], or -1 if t is not routed to expert e.
-//   pass 2   A warp has one token. It goes through the experts from the last one down, and appends the row and the
-//            expert to the token's row of the map.
+//   pass 1   Thread e writes rows[t][e] for each token t of the chunk. rows[t][e] is the row of the permuted tensor
+//            that gets token t for expert e, or -1 if t is not routed to e.
+//   pass 2   A warp has one token t, and goes through the experts from the last one down. For each expert e of token t,
+//            the warp appends rows[t][e] to t's list of rows in the map, and e to t's list of experts.
 //
 // Launch: block 256; grid: chunks of tokens.
 //

@@ -1,6 +1,6 @@
 // ops/moe/moe_sort.cu: moves the items (elements of `experts`) of a chunk to their buckets, in the order of the items.
-// A bucket is one value of eight bits of the key, an expert id. The last pass of the sort writes the row_id_map
-// instead of the moved items.
+// An item's key is its expert id. A pass sorts by eight bits of the key, and has one bucket for each value of these
+// bits. The last pass of the sort writes the row_id_map instead of the moved items.
 //
 // Launch: block 256, one thread for each bucket; grid: chunks of TE__MOE_SORT_CHUNK items.
 //

@@ -1,5 +1,6 @@
-// ops/moe/moe_sort_count.cu: sets counts[b][c] to the number of items (elements of `experts`) of chunk c in bucket b. A
-// bucket is one value of eight bits of the key, an expert id.
+// ops/moe/moe_sort_count.cu: sets counts[b][c] to the number of items (elements of `experts`) of chunk c in bucket b.
+// An item's key is its expert id. A pass sorts by eight bits of the key, and has one bucket for each value of these
+// bits.
 //
 // Launch: block 256, one thread for each bucket; grid: chunks of TE__MOE_SORT_CHUNK items.
 //

@@ -1,5 +1,4 @@
-/* ops/moe/op.c: checks the calls of the moe operations. This file may use tensors. It must not depend on the
- * backend. */
+/* ops/moe/op.c: checks the calls of the moe operations. This file must not depend on the backend. */
 
 /* ---- maps ---- */
 

@@ -6,7 +6,8 @@ TE_DEV int te_moe_sort_key(const te__moe_sort_kargs &a, te_i64 i) {
     return a.from ? a.from[i] : (int)te_load_index(a.experts, i, a.experts_dt);
 }
 
-// Writes the eight bits of each key by which this pass sorts to bits[]. Returns the number of items.
+// A pass sorts by eight bits of the keys. Writes these bits of each key of the block's chunk to bits[]. Returns the
+// number of items of the chunk.
 TE_DEV int te_moe_sort_bits(const te__moe_sort_kargs &a, te_u8 *bits) {
     te_i64 begin = (te_i64)blockIdx.x * TE__MOE_SORT_CHUNK, left = a.items - begin;
     int n = left < TE__MOE_SORT_CHUNK ? (int)left : TE__MOE_SORT_CHUNK;

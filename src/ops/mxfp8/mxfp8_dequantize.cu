@@ -39,8 +39,8 @@ extern "C" __global__ void __launch_bounds__(256)
                 if (r < rows && k < cols) (k < 4 ? code[r].x : code[r].y) |= (te_u32)q[r * a.ld + k] << (8 * (k & 3));
         }
     }
-    // The scales are padded to 128 lines, so all rows and columns of the thread have scales. Scales of neighbouring
-    // lines are `step` bytes apart.
+    // The scales are padded to a multiple of 128 rows (columns if columnwise), so each row and column of the thread has
+    // a scale in memory. Scales of neighbouring rows (columns) are `step` bytes apart.
     te_i64 lines_m = te_div_up(a.m, 128) * 128, lines_n = te_div_up(a.n, 128) * 128, first, step = 16;
     if (a.columnwise) first = te_mx_scale_at(p.col, p.row / 32, lines_n, lines_m / 32, true, a.swizzled);
     else first = te_mx_scale_at(p.row, p.col / 32, lines_m, lines_n / 32, false, a.swizzled);
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int i = 0; i < 8; i++)
             if (i < 4 || a.columnwise) e[i] = a.scale[first + i * step];
     }
-    float factor[8]; // for each of the thread's columns; or, in the first four, for each of its rows
+    float factor[8]; // columnwise: for the thread's eight columns; otherwise factor[0 .. 3] are for its four rows
 #pragma unroll
     for (int i = 0; i < 8; i++) factor[i] = te__e8m0_to_f32((te_u8)e[i]);
 

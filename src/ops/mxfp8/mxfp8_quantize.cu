@@ -9,7 +9,8 @@
 // x stays in registers. Along rows, four neighbouring lanes hold a group, and reduce it by shuffles. Along columns, the
 // warps' maxima go through shared memory.
 //
-// Tiles cover `ld` columns, `ldc` columns and the padding of the scales. So all padding is written, with zeros.
+// The row-wise copy has `ld` columns, and the column-wise copy has `ldc` columns. The scales are padded to multiples of
+// 128 rows and columns. The tiles cover the largest of these sizes. So all padding is written, with zeros.
 //
 // Benchmark: "quantize mxfp8 both copies", "quantize mxfp8 rowwise" in tests/bench/h200.csv.
 //
@@ -73,7 +74,8 @@ TE_DEV void te_mx_columns_most(const te_raw<TE_ANY> w[4], int dt, float most[8])
         }
     }
 }
-// Returns the maximum of row number lane % 4 over the four lanes of a group of 32 columns.
+// v has the maxima of the lane's four rows. Four neighbouring lanes have a group of 32 columns. Returns the maximum of
+// row `lane % 4` over these four lanes.
 TE_DEV float te_mx_group_most(const float v[4], int lane) {
     bool up = lane & 2;
     float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));

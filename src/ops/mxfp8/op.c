@@ -1,5 +1,4 @@
-/* ops/mxfp8/op.c: checks the calls of the MXFP8 casts, and locates scales. This file may use tensors. It must not
- * depend on the backend. */
+/* ops/mxfp8/op.c: checks the calls of the MXFP8 casts, and locates scales. This file must not depend on the backend. */
 
 enum {
     TE__MX_GROUP = 32, /* elements of one scale */

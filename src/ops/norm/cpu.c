@@ -1,4 +1,4 @@
-/* ops/norm/cpu.c: the reference of LayerNorm and RMSNorm. This file may use cpu/rows.c. It must not depend on CUDA.
+/* ops/norm/cpu.c: the reference of LayerNorm and RMSNorm. This file must not depend on CUDA.
  *
  * Sums are in double, in eight interleaved parts. So the loop vectorizes, and the order of the sums is the same for
  * any number of threads. */

@@ -1,5 +1,5 @@
-/* ops/norm/cuda.c: chooses the kernels and launches of LayerNorm and RMSNorm. This file may make plans. It must not
- * call the CUDA driver. */
+/* ops/norm/cuda.c: chooses the kernels and launches of LayerNorm and RMSNorm. This file must not call the CUDA driver.
+ * */
 
 /* Returns the number of threads in a block of the general kernels, which do not hold a row in registers. Short rows
  * get small blocks. */
@@ -182,8 +182,8 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
     if (n == 0) return TE_OK;
     fast = !te__eight_lacks(p, rows, TE__COUNT(rows), n) &&
            te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__norm_shared_limit(p->sm), &t);
-    /* At most as many blocks as an H100 has multiprocessors (four times as many if not `fast`). So a variant (`fast`
-     * or not) has the same bits on all GPUs. */
+    /* The number of blocks does not depend on the GPU, so each variant (`fast` or not) gives the same bits on all GPUs.
+     * The limit of 132 is the number of multiprocessors of an H100. 528 is four times as many. */
     blocks = te__min(132, fast ? te__div_up(m, t.groups) : m);
     if (!fast) blocks = te__min(m, 528);
     if (wanted) {

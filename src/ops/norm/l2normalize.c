@@ -1,5 +1,4 @@
-/* ops/norm/l2normalize.c: the reference of the L2 normalization of rows, and the plan of its kernel. This file may use
- * cpu/rows.c and plans. */
+/* ops/norm/l2normalize.c: the reference of the L2 normalization of rows, and the plan of its kernel. */
 
 enum { TE__L2_RUN = 512 };
 

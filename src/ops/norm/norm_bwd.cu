@@ -12,19 +12,19 @@
 //       row      0 1 2 .. BG-1 | BG BG+1 ..           partial  [0] <- rows 0 .. G-1, BG .. BG+G-1, ..
 //       block    0 0 1 .. B-1  | 0  0    ..                    [1] <- rows G .. 2G-1, ..
 //
-// B and G do not depend on the GPU. So a variant (with or without CHUNKS) has the same bits on all GPUs.
+// B and G do not depend on the GPU. So each variant (with or without CHUNKS) gives the same bits on all GPUs.
 //
-// With CHUNKS, the columns of a row are split among the 32 WARPS threads of a group, as in norm_fwd. Rows are copied to
-// shared memory, up to STAGES rows ahead. The sums stay in registers, or in shared memory with SUMS_SHARED.
+// With CHUNKS, the columns of a row are split among the 32 * WARPS threads of a group, as in norm_fwd. Rows are copied
+// to shared memory, up to STAGES rows ahead. The sums stay in registers, or in shared memory with SUMS_SHARED.
 //
 // In a cooperative launch (with `counter`) the blocks add up the rows of `partial` themselves. Otherwise norm_bwd_sum
 // does.
 //
 // Benchmark: "rmsnorm backward", "layernorm backward" in tests/bench/h200.csv.
 //
-// Launch with CHUNKS: grid of B <= m blocks, block of 32 WARPS GROUPS threads, at most 512.
+// Launch with CHUNKS: grid of B <= m blocks, block of 32 * WARPS * GROUPS threads, at most 512.
 //
-// n is a multiple of 8 and at most 256 CHUNKS WARPS (with FULL it is equal to that). dy, x, add and dx have the format
+// n is a multiple of 8 and at most 256 * CHUNKS * WARPS (with FULL equal to that). dy, x, add and dx have the format
 // X_DT. All pointers are aligned to 16 bytes. te__norm_bwd_tile computes the size of the dynamic shared memory.
 //
 // Launch without CHUNKS: grid of B <= m blocks, block of up to 512 threads, a multiple of 32. Any size is allowed.

@@ -4,7 +4,7 @@
 // A block keeps gamma' and beta in registers. Its first thread fills a queue of STAGES rows in shared memory by bulk
 // copies. Each row of the queue has its own mbarrier:
 //
-//       queue of block 5    [ row 17 ][ row 18 ][ row 92 ][ row 93 ]
+//       queue of block 5 of 132 blocks, two rows a unit:    [ row 10 ][ row 11 ][ row 274 ][ row 275 ]
 //
 // A unit is `unit` neighbouring rows. A block takes its first `own` units by its number: with 132 blocks, block 5 takes
 // units 5, 137 and so on. It gets all further units from a counter that all blocks share. So rows are scheduled
@@ -13,11 +13,11 @@
 //
 // Benchmark: "rmsnorm forward ...", "layernorm forward ..." in tests/bench/h200.csv.
 //
-// Launch: block of 32 WARPS threads, at least two warps; any grid up to the number of units. The dynamic shared memory
-// holds STAGES rows of x.
+// Launch: block of 32 * WARPS threads, at least two warps; any grid up to the number of units. The dynamic shared
+// memory holds STAGES rows of x.
 //
-// n = 256 CHUNKS WARPS, ld = n, and m is at most 2^30. x has 16 bits. x, gamma and beta are aligned to 16 bytes, y to
-// 16 bytes (8 for FP8).
+// n = 256 * CHUNKS * WARPS, ld = n, and m is at most 2^30. x has 16 bits. x, gamma and beta are aligned to 16 bytes, y
+// to 16 bytes (8 for FP8).
 //
 // te:arch 90
 // te:row CHUNKS=4 WARPS=4 RESIDENT=4 STAGES=4 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3

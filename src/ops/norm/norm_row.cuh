@@ -107,8 +107,8 @@ struct te_norm_row {
         for (int j = 0; j < 8; j++) {
             float g = te_raw_get(gamma, j), v = te_raw_get(x[c], j);
             if (centred) g += 1.0f;
-            float normed = (v - (LAYERNORM ? mean : 0.0f)) * rstd; // 0 where x equals the mean, unlike v rstd less mean
-                                                                   // rstd
+            // The result is exactly 0 where x equals the mean. v * rstd - mean * rstd might not be.
+            float normed = (v - (LAYERNORM ? mean : 0.0f)) * rstd;
             if (ROUNDED) normed = te_norm_rounded(normed, X_DT);
             y[j] = LAYERNORM ? fmaf(normed, g, te_raw_get(beta, j)) : normed * g;
         }

@@ -1,5 +1,5 @@
-/* ops/norm/op.c: sets the default values of LayerNorm and RMSNorm and checks their calls. This file may use tensors. It
- * must not depend on the backend. */
+/* ops/norm/op.c: sets the default values of LayerNorm and RMSNorm and checks their calls. This file must not depend on
+ * the backend. */
 
 /* Checks that the options suit the operation, and fills in default values. */
 static te_result te__check_norm_options(te_ctx *te, const char *op, te_norm_options *o, bool layernorm) {

@@ -3,8 +3,8 @@
 #ifndef TE__NVFP4_ARITHMETIC_H
 #define TE__NVFP4_ARITHMETIC_H
 
-/* Returns a * b, rounded. The host's compiler may fuse a plain product with a following sum, but not te__fma. Adding
- * -0 changes nothing. */
+/* Returns a * b, rounded. The host's compiler may fuse a plain a * b with a sum that follows, and then a * b is not
+ * rounded. It cannot do this to te__fma. Adding -0 changes nothing. */
 TE__BOTH float te__nvfp4_product(float a, float b) {
 #ifdef __CUDA_ARCH__
     return __fmul_rn(a, b);
@@ -132,10 +132,11 @@ TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) {
 }
 
 /* Returns |e|, or e * e if `squared`, where e is the error of quantizing x to `code`. d is the scale of the block.
- * `most` is 6 F, where F is the largest block scale. The decoded value is code * d * amax / `most`.
+ * `most` is 6 F, where F is the largest value that a block scale may have: 448 or 256. The decoded value is
+ * code * d * amax / `most`.
  *
- * The tensor's scale is not used: it is limited to the largest f32, so for a very small amax it is not `most` /
- * amax. */
+ * The tensor's scale is not used. It is limited to the largest f32, so it is not `most` / amax if amax is very
+ * small. */
 TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float most, int squared) {
     float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most),
           e = te__nvfp4_sum(value, -x);

@@ -155,7 +155,7 @@ static te_result te__cpu_nvfp4_amax(te_ctx *te, const te_op_nvfp4_amax_args *a) 
 
 /* ---- quantize ---- */
 
-/* How one copy is rounded. */
+/* How the row-wise or the column-wise copy is rounded. */
 typedef struct te__nvfp4_rounding {
     bool stochastic;
     bool nan; /* a NaN makes the scale of its block NaN */
@@ -164,8 +164,8 @@ typedef struct te__nvfp4_rounding {
     uint64_t seed, offset;
 } te__nvfp4_rounding;
 
-/* Quantizes 16 elements to codes with the block scale d. The block's number in the copy, `block`, selects the random
- * bytes. */
+/* Quantizes 16 elements to codes with the block scale d. `block` is the number of the block in the row-wise or the
+ * column-wise copy. It selects the random bytes. */
 static void te__nvfp4_codes(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float tensor_scale,
                             uint64_t block, uint8_t code[16]) {
     float multiplier = te__nvfp4_multiplier(d, tensor_scale);

@@ -30,8 +30,8 @@ typedef struct te__nvfp4_quantize_kargs {
     unsigned char *row_scale;    /* [round_up(m, 128), row_groups] */
     unsigned char *col;          /* [n, ldc] codes, or NULL */
     unsigned char *col_scale;    /* [round_up(n, 128), col_groups] */
-    const float *amax_row, *amax_col; /* the amaxes for `row` and for `col`, which may be the same array; not read if
-                                       * `part` is given */
+    const float *amax_row, *amax_col; /* the amaxes for `row` and for `col`; both may point to the same array. They are
+                                       * not read if `part` is given */
     float *out_row, *out_col;   /* NULL, or where the kernel writes the amaxes if `part` is given */
     float *part;                /* [2, blocks]: the maxima of each thread block. It is given if the kernel computes the
                                  * amaxes itself (MEASURE); otherwise NULL */
@@ -43,7 +43,7 @@ typedef struct te__nvfp4_quantize_kargs {
     unsigned long long seed, offset;
     const void *rng; /* te__rng_read */
     unsigned tiles, tiles_n; /* tiles: number of tiles of x; tiles_n: number of tiles along n */
-    float code_max;   /* the largest block scale: 448 or 256 */
+    float code_max;   /* the largest value that a block scale may have: 448 or 256 */
     int x_dt;
     int per_row;      /* amax_row is [m] */
     int per_col;      /* amax_col is [n] */

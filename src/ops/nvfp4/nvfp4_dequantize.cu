@@ -7,7 +7,7 @@
 //            64 columns
 //          +------------+   a thread decodes one block of 16 of a column;
 //    64    |     y      |   the tile passes through shared memory in f32, 65 floats a row;
-//   rows   +------------+   a thread stores eight neighbours of a row, twice
+//   rows   +------------+   a thread stores eight neighbours in each of two rows
 //
 // Benchmark: "dequantize nvfp4" in tests/bench/h200.csv.
 //

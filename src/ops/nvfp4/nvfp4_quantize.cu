@@ -7,7 +7,8 @@
 //    rows    |  272 bytes a row      |   by columns:  a thread has 16 rows of one column, transforms them, and puts
 //            +-----------------------+                8 bytes of codes and a scale into `turned`                  ->col
 //
-//   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store
+//   `turned` has 64 bytes of codes and 8 scales for each column. One store to `col` writes 16 bytes of codes. One store
+//   to `col_scale` writes 4 scales.
 //
 // 272 bytes a row avoid bank conflicts. Tiles cover all padding, so zeros are written there.
 //

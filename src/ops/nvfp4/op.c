@@ -1,5 +1,5 @@
-/* ops/nvfp4/op.c: the checks of calls that find NVFP4 amaxes or cast to NVFP4. This file may use tensors. It must not
- * depend on the backend. */
+/* ops/nvfp4/op.c: the checks of calls that find NVFP4 amaxes or cast to NVFP4. This file must not depend on the
+ * backend. */
 
 /* Returns the number of scales of a row of `cols` codes, padding included. */
 static int64_t te__nvfp4_groups(int64_t cols) { return te__round_up(te__div_up(cols, 16), 4); }

@@ -20,8 +20,8 @@
 #include "ops/optim/adam.cuh"
 #include "ops/optim/multi.cuh"
 
-// Does the step for this thread's four elements of the chunk begin .. end - 1, if all four exist. Returns the end of
-// the last whole group of four.
+// Does the step for this thread's four elements, if all four exist. The chunk has the elements `begin` .. `end` - 1.
+// Returns the end of the chunk's last whole group of four.
 template <int G, int P, bool MASTER>
 TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, int t, te_i64 begin, te_i64 end) {
     te_i64 whole = begin + (end - begin) / 4 * 4, i = begin + threadIdx.x * 4;

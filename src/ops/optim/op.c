@@ -1,5 +1,5 @@
-/* ops/optim/op.c: checks the arguments of operations on lists of tensors, such as Adam. This file may use tensors. It
- * must not depend on the backend. */
+/* ops/optim/op.c: checks the arguments of operations on lists of tensors, such as Adam. This file must not depend on
+ * the backend. */
 
 /* Checks that x has as many elements as `with`. Both are tensors of entry i of the list. x may be NULL. */
 static te_result te__optim_check_like(te_ctx *te, const char *op, const char *name, int i, const te_tensor *x,

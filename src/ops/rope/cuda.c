@@ -1,4 +1,4 @@
-/* ops/rope/cuda.c: the launch of the rotary kernel. This file may make plans. It must not call the driver. */
+/* ops/rope/cuda.c: the launch of the rotary kernel. This file must not call the driver. */
 
 static bool te__rope_view_is_aligned(const te__rope_view *x) { return te__view_is_aligned(x->p, x->s | x->b | x->h); }
 

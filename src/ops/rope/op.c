@@ -1,5 +1,5 @@
 /* ops/rope/op.c: checks the arguments of the rotary embeddings, and writes te__rope_kargs for both backends. This file
- * may use tensors. It must not depend on the backend. */
+ * must not depend on the backend. */
 
 /* The limit of |position_offset|. It keeps the sum of the offset, a token's index and a start position inside 64
  * bits. */
@@ -210,8 +210,8 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
-/* Fills in the sizes of `x`, a tensor of heads or a packed projection. Fills in the angles `a`. `a` NULL: no
- * rotation. */
+/* Copies the sizes of `x` and the angles `a` into `k`. `x` is a tensor of heads or a packed projection. If `a` is NULL,
+ * nothing is rotated. */
 static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, const te_rope_angles *a) {
     int i;
     k->batch_first = format == TE_BSHD;

@@ -37,8 +37,9 @@
 #define FREQS a.has_freqs
 #endif
 
-// The tokens of the block. A token has a sequence and a position. The inner index, of `size` values, is the position
-// with batch_first, else the sequence. (outer, inner) is the first token.
+// The tokens of the block. Each token has an outer and an inner index. If batch_first is set, the outer index is the
+// token's sequence and the inner index is its position. Otherwise the inner index is the sequence. `outer` and `inner`
+// are the indices of the block's first token. Inner indices are below `size`.
 struct te_rope_tokens {
     te_i64 outer;
     te_u32 inner, size;

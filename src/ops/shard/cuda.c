@@ -1,5 +1,5 @@
-/* ops/shard/cuda.c: plans of the operations on slices of a matrix. This file may use the kernels' arguments. It must
- * not depend on what the kernels compute. */
+/* ops/shard/cuda.c: plans of the operations on slices of a matrix. This file must not depend on what the kernels
+ * compute. */
 
 static te_result te__cuda_plan_shard_amax(te__plan *p, const te_op_shard_amax_args *a) {
     int64_t tr = a->tile_rows, tc = a->tile_columns, blocks;

@@ -1,5 +1,4 @@
-/* ops/shard/op.c: checks calls that quantize a slice of a matrix. This file may use tensors and the layouts of codes
- * and scales. It must not depend on the backend. */
+/* ops/shard/op.c: checks calls that quantize a slice of a matrix. This file must not depend on the backend. */
 
 /* Checks that the slice lies inside the matrix, and that the size of the matrix fits 64 bits. */
 static te_result te__shard_slice(te_ctx *te, const char *op, const te_tensor *x, int64_t rows, int64_t columns,

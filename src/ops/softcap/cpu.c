@@ -1,4 +1,4 @@
-/* ops/softcap/cpu.c: the CPU's reference of softcap. This file may use cpu/rows.c. It must not depend on CUDA. */
+/* ops/softcap/cpu.c: the CPU's reference of softcap. This file must not depend on CUDA. */
 
 enum { TE__SOFTCAP_RUN = 512 };
 

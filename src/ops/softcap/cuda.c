@@ -1,4 +1,4 @@
-/* ops/softcap/cuda.c: the launch of the softcap kernel. This file may make plans. It must not call the driver. */
+/* ops/softcap/cuda.c: the launch of the softcap kernel. This file must not call the driver. */
 
 static te_result te__cuda_plan_softcap(te__plan *p, const te_op_softcap_args *args) {
     te__softcap_kargs a = te__softcap_problem(args);

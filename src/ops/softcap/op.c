@@ -1,5 +1,5 @@
-/* ops/softcap/op.c: checks a call of softcap, and describes the problem for both backends. This file may use tensors.
- * It must not depend on the backend. */
+/* ops/softcap/op.c: checks a call of softcap, and describes the problem for both backends. This file must not depend on
+ * the backend. */
 
 static te_result te__check_softcap(te_ctx *te, te_op_softcap_args *a) {
     te_result r;

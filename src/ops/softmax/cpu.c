@@ -1,5 +1,4 @@
-/* ops/softmax/cpu.c: the CPU's reference of softmax over rows. This file may use cpu/rows.c. It must not depend on
- * CUDA. */
+/* ops/softmax/cpu.c: the CPU's reference of softmax over rows. This file must not depend on CUDA. */
 
 enum { TE__SOFTMAX_RUN = 512 };
 

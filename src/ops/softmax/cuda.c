@@ -1,5 +1,4 @@
-/* ops/softmax/cuda.c: chooses the softmax kernels and their launches. This file may make plans. It must not call the
- * driver. */
+/* ops/softmax/cuda.c: chooses the softmax kernels and their launches. This file must not call the driver. */
 
 /* Returns the number of threads for a row of n elements: one for every 16 elements, rounded up to whole warps, at most
  * 512. */

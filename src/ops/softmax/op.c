@@ -1,5 +1,5 @@
-/* ops/softmax/op.c: fills in defaults and checks the arguments of softmax calls. This file may use tensors. It must not
- * depend on the backend. */
+/* ops/softmax/op.c: fills in defaults and checks the arguments of softmax calls. This file must not depend on the
+ * backend. */
 
 /* The value that replaces a masked score. */
 #define TE__SOFTMAX_MASKED (-10000.0f)

@@ -1,5 +1,4 @@
-/* ops/stats/cuda.c: the plan of the error statistics. This file may use the kernels' arguments. It must not depend on
- * what the kernels compute. */
+/* ops/stats/cuda.c: the plan of the error statistics. This file must not depend on what the kernels compute. */
 
 static te_result te__cuda_plan_quant_error(te__plan *p, const te_op_quant_error_args *a) {
     te__quant_error_kargs args = TE_ZERO;

@@ -1,5 +1,5 @@
-/* ops/stats/op.c: the checks of calls that measure the error of a quantization. This file may use tensors. It must not
- * depend on how a tensor was quantized. */
+/* ops/stats/op.c: the checks of calls that measure the error of a quantization. This file must not depend on how a
+ * tensor was quantized. */
 
 static te_result te__check_quant_error(te_ctx *te, te_op_quant_error_args *a) {
     const char *op = "quant_error";

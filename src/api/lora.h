@@ -1,9 +1,9 @@
 /* api/lora.h: LoRA adapters (Hu et al. 2021): a model's weights are frozen, and pairs of small matrices are trained.
  *
  * A Linear with adapters computes y = x W^T + b + B(A(x) * alpha / dim). W and b are frozen. The children lora_A [dim,
- * in] and lora_B [out, dim], both Linears without a bias, are trained. x W^T + b is the module's own forward, in which
- * recipes, weights stored quantized and is_first_microbatch work as without adapters. Recipes apply to the two
- * children, too. lora_B starts at zero, so outputs do not change at first. Other classes can have adapters, too:
+ * in] and lora_B [out, dim], both Linears without a bias, are trained. x W^T + b is the module's own forward, the same
+ * as without adapters, under any recipe. Recipes apply to the two children, too. lora_B starts at zero, so outputs do
+ * not change at first. Other classes can have adapters, too:
  *
  *     LayerNormLinear    adapters read the output of the norm
  *     LayerNormMLP       adapters for both GEMMs: children fc1 and fc2, each with lora_A and lora_B. Its path

@@ -290,7 +290,7 @@ typedef struct te_op_shard_amax_args {
 /* Computes the scales of a whole matrix from the amaxes of its tiles, as the operation that quantizes the whole matrix
  * does. At least one output is needed.
  *   BLOCK_2D  reads amax, one for each 128 x 128 elements. Writes row_scale f32 (scale_inv), and its transpose to
- *             col_scale. amax_limit is the largest finite number of the format of the values (0 => f32)
+ *             col_scale. amax_limit is the largest finite number of the matrix's format (0 => that of f32)
  *   MXFP8     reads amax, one for each 1 x 32 elements, and amax_col, one for each 32 x 1. Writes row_scale and
  *             col_scale, e8m0
  *   NVFP4     reads amax, one for each 16 x 16 elements, and amax_tensor f32 [1]. Writes row_scale and col_scale, e4m3,

@@ -1,5 +1,5 @@
 /* functions/activations.c: activations as differentiable functions, with a plain, quantized or row-scaled result. This
- * file may call raw operations and use quantized operands. It must not depend on modules. */
+ * file must not depend on modules. */
 
 /* The backward pass computes codes, amax and column sums either from the f32 gradient, or from that gradient rounded to
  * the format of a plain dx. This enum selects the gradient for each of the three. */

@@ -1,5 +1,5 @@
 /* functions/parallel.c: matrix products that several ranks share, and the gathering of plain or quantized shards. This
- * file may use groups of ranks and quantized tensors. It must not depend on modules. */
+ * file must not depend on modules. */
 
 typedef struct te__parallel {
     te_group *group; /* not owned; may be NULL until the group is set, even if `size` is above 1 */

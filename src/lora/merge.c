@@ -116,7 +116,8 @@ static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tens
     return TE_OK;
 }
 /* Merges a site's adapters into n of its weight matrices, from matrix number `first` on. Computes all merged matrices
- * before it changes one. Then sets the TE__EXPERTS_PRODUCTS tensors of `zero`, if given, to 0. */
+ * before it changes any. Then sets the tensors in `zero` to 0, if `zero` is not NULL; `zero` has TE__EXPERTS_PRODUCTS
+ * tensors. */
 static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, te_tensor *const *zero) {
     const int parts = te__lora_shape_of(s, 0).parts;
     const size_t bytes = (size_t)(n * parts) * sizeof(te_tensor *);

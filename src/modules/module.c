@@ -24,7 +24,7 @@ typedef struct te__attribute {
     void (*destroy)(void *value);
 } te__attribute;
 
-/* Records that a child was destroyed, although the class of the parent runs this child. The record is allocated when
+/* Records that a child was destroyed which the class of the parent needs. The record is allocated when
  * the child is added, so that destroying the child needs no memory. */
 typedef struct te__gone {
     struct te__gone *next;

@@ -1,5 +1,5 @@
-/* ops/check.c: checks of one tensor, with their error messages, and the alignment that fast kernels need. It may use
- * tensors. It must not depend on any operation.
+/* ops/check.c: checks of one tensor, with their error messages, and the alignment that fast kernels need. This file
+ * must not depend on any operation.
  *
  * The arguments `op` and `name` appear in the messages, for example "rmsnorm_fwd" and "gamma". Each function returns
  * TE_OK, or sets an error and returns its code. te__args_check has already checked the tensors of an operation, but it

@@ -62,8 +62,8 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
     }
     return result;
 }
-/* Does what te__spec_open does. For a hybrid desc also fills `child`, the specs of the two copies. On failure releases
- * everything. */
+/* Does what te__spec_open does. If desc is hybrid, also fills `child`: the specs of the row-wise and the column-wise
+ * copy. On failure releases everything. */
 static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec,
                                      te__quant_spec child[2], const char *who) {
     te_result result = te__spec_open(te, desc, spec, who);

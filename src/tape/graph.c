@@ -1,6 +1,5 @@
-/* tape/graph.c: graphs, and the numbers that the host writes before each launch. This file uses the device only through
- * te__device. It must not depend on modules or optimizers. Benchmark: "step of a layer" in tests/bench/h200.csv, and
- * tests/bench/notes.md. */
+/* tape/graph.c: graphs, and the numbers that the host writes before each launch. This file must not depend on modules
+ * or optimizers. Benchmark: "step of a layer" in tests/bench/h200.csv, and tests/bench/notes.md. */
 
 /* ---- parts, and the state ---- */
 

@@ -1,5 +1,5 @@
 /* tape/random.c: the random state of a context, the named random states, and the numbers that operations draw. This
- * file may use graphs. It must not depend on which operation draws. */
+ * file must not depend on which operation draws. */
 
 TE_API void te_seed(te_ctx *te, uint64_t seed) { te_rng_set(te, seed, 0); }
 TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {

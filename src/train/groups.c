@@ -1,5 +1,5 @@
 /* train/groups.c: the parameter groups of an optimizer, and the numbers of each group, such as the learning rate. This
- * file may use train/states.c. It must not depend on what a step does. */
+ * file must not depend on what a step does. */
 
 /* Returns true if `text` matches `pattern`. In the pattern * stands for any characters, and ? for one character. */
 static bool te__matches(const char *pattern, const char *text) {

@@ -172,8 +172,8 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     te__opt_forget_all(opt);
 }
 
-/* Returns true if the current capture writes the parameter. Every launch then writes it again, so every captured step
- * must update the master. */
+/* Returns true if the current capture writes the parameter. Then every launch of the graph changes the parameter, and
+ * the captured step must read the parameter into its f32 master first. */
 static bool te__opt_written_inside(const te_tensor *param) {
     const te__buffer *b = te__param_buffer(param);
     return b && b->written == b->te->capture->id;

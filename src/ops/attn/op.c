@@ -1,5 +1,5 @@
 /* ops/attn/op.c: the defaults and checks of the attention operations, and the kernel arguments that both backends start
- * from. It uses tensors. It must not depend on which backend runs. */
+ * from. This file must not depend on which backend runs. */
 
 static bool te__attn_pads(te_attn_mask mask) {
     return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;

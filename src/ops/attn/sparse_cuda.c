@@ -1,5 +1,5 @@
-/* ops/attn/sparse_cuda.c: chooses the kernels of sparse attention and their tiles. It may use te__plan. It must not
- * call the CUDA driver. */
+/* ops/attn/sparse_cuda.c: chooses the kernels of sparse attention and their tiles. This file must not call the CUDA
+ * driver. */
 
 /* Returns a block's bytes of shared memory: eight heads of q and o (backward: q, dO and dQ), a tile of keys, and
  * scores. */

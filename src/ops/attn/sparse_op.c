@@ -1,5 +1,5 @@
-/* ops/attn/sparse_op.c: the defaults, checks and kernel arguments of sparse attention, for both backends. It may use
- * tensors. It must not depend on the backend. */
+/* ops/attn/sparse_op.c: the defaults, checks and kernel arguments of sparse attention, for both backends. This file
+ * must not depend on the backend. */
 
 /* Checks that x has the sizes `shape`, and that the channels of a row are adjacent in memory. */
 static te_result te__sparse_want(te_ctx *te, const char *op, const char *name, const te_tensor *x, int ndim,

@@ -1,5 +1,5 @@
-/* ops/context/cpu.c: the operations around attention for sequences that are split among ranks, on the CPU. It converts
- * number formats only through cpu/rows.c. */
+/* ops/context/cpu.c: the operations around attention for sequences that are split among ranks, on the CPU. This
+ * file must convert number formats only through cpu/rows.c. */
 
 /* Checks that the starts `cu` are multiples of `step`, do not descend, and stay within `rows`. Only the CPU checks
  * them, since it can read the numbers. */

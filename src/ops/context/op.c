@@ -1,5 +1,5 @@
-/* ops/context/op.c: the checks and kernel arguments for sequences that are split among ranks. It may use tensors. It
- * must not depend on the backend or on process groups. */
+/* ops/context/op.c: the checks and kernel arguments for sequences that are split among ranks. This file must not depend
+ * on the backend or on process groups. */
 
 static te_result te__context_want_ranks(te_ctx *te, const char *op, int ranks, int64_t rows) {
     if (ranks < 1 || ranks > 1 << 20)

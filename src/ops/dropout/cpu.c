@@ -1,5 +1,4 @@
-/* ops/dropout/cpu.c: the reference of dropout with bias and residual. It may use cpu/rows.c and Philox. It must not
- * depend on CUDA. */
+/* ops/dropout/cpu.c: the reference of dropout with bias and residual. This file must not depend on CUDA. */
 
 /* The most columns of one row that are processed at a time. Their part of the bias is contiguous too. */
 enum { TE__DROPOUT_RUN = 512 };

@@ -1,5 +1,5 @@
 /* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU, the reference for every kind of
- * scaling. It may use tensors. It must not depend on CUDA.
+ * scaling. This file must not depend on CUDA.
  *
  * Both operands are decoded once into f32 panels, six rows of A or 32 columns of B, in the order in which the
  * micro-kernel reads them. It sums 256 values of k in ascending order, and these sums are added in ascending order. So

@@ -1,5 +1,5 @@
-/* ops/gemm/cuda.c: chooses the kernels and launches of matrix products and of grouped GEMMs. It may make plans and
- * tensor maps. It must not use the rest of the CUDA driver.
+/* ops/gemm/cuda.c: chooses the kernels and launches of matrix products and of grouped GEMMs. Of the CUDA driver, this
+ * file must use nothing but tensor maps.
  *
  * A line is a row of op(A) or a column of op(B). The kernels:
  * - gemm_hopper: wgmma, sm_90a.

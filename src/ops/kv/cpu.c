@@ -1,5 +1,5 @@
-/* ops/kv/cpu.c: the lengths of sequences, and caches of keys and values, on the CPU. It converts number formats only
- * through cpu/rows.c. */
+/* ops/kv/cpu.c: the lengths of sequences, and caches of keys and values, on the CPU. This file must convert number
+ * formats only through cpu/rows.c. */
 
 static te_result te__cpu_cu_seqlens(te_ctx *te, const te_op_cu_seqlens_args *args) {
     const te__cu_seqlens_kargs a = te__cu_seqlens_problem(args);

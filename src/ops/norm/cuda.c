@@ -161,8 +161,8 @@ static bool te__norm_bwd_tile(int64_t n, int64_t element, int streams, int kinds
     sums = t->sums_shared ? (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds : 0;
     for (t->stages = 3; t->stages > 1 && t->stages * stage + sums > limit;) t->stages--;
     t->shared = t->stages * stage + sums;
-    /* After the last row, the memory of the rows in flight holds the sums of a group of warps, or those of
-     * norm_parts.cuh. */
+    /* After the last row, the same shared memory holds other sums: first those of the groups of warps, then at most
+     * 8192 bytes of te_norm_parts (norm_parts.cuh). */
     if (!t->sums_shared) t->shared = te__max(t->shared, (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds);
     t->shared = te__max(t->shared, 8192);
     return t->shared <= limit;

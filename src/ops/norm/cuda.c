@@ -162,7 +162,7 @@ static bool te__norm_bwd_tile(int64_t n, int64_t element, int streams, int kinds
     for (t->stages = 3; t->stages > 1 && t->stages * stage + sums > limit;) t->stages--;
     t->shared = t->stages * stage + sums;
     /* After the last row, the same shared memory holds other sums: first those of the groups of warps, then at most
-     * 8192 bytes of te_norm_parts (norm_parts.cuh). */
+     * 8192 bytes of te_norm_add_parts. */
     if (!t->sums_shared) t->shared = te__max(t->shared, (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds);
     t->shared = te__max(t->shared, 8192);
     return t->shared <= limit;

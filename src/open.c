@@ -82,8 +82,8 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
 
 /* ---- opening ---- */
 
-/* Returns the whole number in the environment variable `name`, or `otherwise` if it is not set. Warns if it is not from
- * `low` to `high`. */
+/* Returns the whole number in the environment variable `name`. If the variable is not set, returns `otherwise`. If its
+ * value is not a whole number from `low` to `high`, warns and returns `otherwise`, too. */
 static int te__env_number(te_ctx *te, const char *name, int low, int high, int otherwise) {
     const char *text = te__env(name);
     char *end;

@@ -41,9 +41,9 @@ typedef struct te_attn_module_desc {
     float dropout_p;                    /* for te and sdpa: probability of zeroing an element of the softmax, in
                                          * training */
     te_parallel_options parallel;       /* for te: ranks that share the heads */
-    /* Meaning of window.left in a call. false => a query sees its own key and window.left keys before it.
-     * true => as in Automodel. "te" counts as with false. In "sdpa", "flex" and "eager", a query sees window.left keys,
-     * its own included. In "flex", window.left 0 means no window. */
+    /* Meaning of window.left in a call. false => a query sees its own key and window.left keys before it. true => as in
+     * Automodel. In "sdpa", "flex" and "eager", a query then sees window.left keys, its own included. In "flex",
+     * window.left 0 then means no window. "te" always uses the meaning of false. */
     bool upstream_windows;
     bool upstream_sink_scale;           /* read by flex if a call has sinks: true => the scale is num_qk_channels^-0.5,
                                          * as in Automodel; softmax_scale is ignored */

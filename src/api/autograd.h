@@ -39,10 +39,9 @@ TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x);
  * te_tensor_touch counts as a write. A weight that is only read as a quantized copy may change.
  * After an error, new gradients are dropped. Older gradients may have received a part of the sum.
  *
- * A backward function may itself call te_backward. The inner te_backward may run functions that the backward function
- * recorded after te_enable_grad_begin, and functions that the outer te_backward does not run. The inner te_backward
- * gives TE_ERR_STATE for a function that the outer te_backward has run or must still run. Leaves get the sum of both
- * gradients. */
+ * A backward function may itself call te_backward, for functions that it has recorded after te_enable_grad_begin, or
+ * for functions that are no part of the outer te_backward. A function that is part of the outer te_backward, run
+ * already or not, gives TE_ERR_STATE. Leaves get the sum of the gradients of both calls. */
 TE_API te_result te_backward(te_tensor *loss);
 /* Like te_backward, but starts from a tensor y of any size with the gradient `grad`, of y's shape (retained during the
  * call). */
@@ -77,8 +76,9 @@ typedef struct te_checkpoint_desc {
     te_tensor **outputs;      /* [num_outputs], written: fn's tensors, in the innermost scope; all NULL on failure */
     int num_outputs;          /* 1 to TE_MAX_CHECKPOINT_OUTPUTS */
     bool distribute_saved_activations; /* each rank of tp_group keeps its part of the first input, and te_backward
-                                        * gathers the parts. This input must be plain and the same on all ranks; its
-                                        * number of elements is a multiple of the number of ranks */
+                                        * gathers the parts. The first input must not be quantized, and must be the same
+                                        * on all ranks. The number of its elements must be a multiple of the number of
+                                        * ranks */
     te_group *tp_group;       /* the ranks of distribute_saved_activations, which all must make this call (borrowed
                                * until te_backward) */
 } te_checkpoint_desc;
@@ -131,7 +131,8 @@ typedef struct te_cpu_offload_desc {
  *
  * Parameters and activations that the caller's scope holds stay on the device. The caller's scope holds the output of a
  * layer that the caller runs directly. It does not hold outputs of layers inside a module (te_sequential_create, or a
- * user's class). Saved bytes that `fraction` does not offload stay too, and up to window_bytes more.
+ * user's class). The part of the saved bytes that `fraction` leaves out also stays on the device. So do the offloaded
+ * tensors that were saved last, up to window_bytes.
  * The device waits where the link to the host is slower than the computation. The host waits only while the driver
  * allocates pinned memory, which is kept until te_memory_trim.
  *

@@ -88,9 +88,9 @@ typedef struct te_backend_config {
                                        * te_rope_cos_sin; 0 => off. te_backend_config_validate turns it off, unless
                                        * keep_rope_fusion is set */
     bool keep_rope_fusion;            /* true => rope_fusion is on by default with CUDA, and te_backend_config_validate
-                                       * turns it off only if `rope` is "quack". false => it is always turned off, as in
-                                       * Automodel: its tables stay f32, but transformers and vLLM round theirs, so the
-                                       * log-probabilities would differ */
+                                       * turns it off only if `rope` is "quack". false => te_backend_config_validate
+                                       * always turns it off, as Automodel does. (The tables of te_rope_freqs stay f32.
+                                       * transformers and vLLM round their tables, so their log-probabilities differ) */
     te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
     te_dispatcher_backend dispatcher; /* 0 => with CUDA: deepep if have_deep_ep, else uccl_ep if have_uccl_ep, else
                                        * torch (te_backend_capabilities). Without CUDA: torch */
@@ -149,8 +149,8 @@ TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *confi
  * TE_ERR_INVALID for an unknown name, a name given twice, a missing value and an impossible value. The message has the
  * field, the value, the possible values and the nearest of them. On an error *config does not change. */
 TE_API te_result te_backend_config_parse(te_ctx *te, const char *text, te_backend_config *config);
-/* Returns the name (static string) of field number `index`, from 0, of those that te_backend_config_parse reads; NULL
- * if there is none.
+/* Returns the name (static string) of one of the fields that te_backend_config_parse reads. `index` is the number of
+ * the field, from 0. Returns NULL if no field has this number.
  * Writes the field's possible values into `values` (truncated to fit; may be NULL), such as "te, sdpa, flex", "a whole
  * number" or "a number". */
 TE_API const char *te_backend_config_field(int index, char *values, size_t size);

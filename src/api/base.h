@@ -19,8 +19,9 @@
 #define TE_PRINTF(f, a)
 #endif
 
-/* TE_API is the linkage of every public function: extern, in C++ extern "C". TE_STATIC, defined before the include,
- * makes every function private to the file, which then contains the implementation. */
+/* TE_API is the linkage of every public function: extern in C, and extern "C" in C++. If a source file defines
+ * TE_STATIC and TE_IMPLEMENTATION before it includes te.h, this file contains the implementation, and all functions are
+ * static. */
 #ifdef TE_STATIC
 #define TE_API static TE_MAYBE_UNUSED
 #elif defined(__cplusplus)

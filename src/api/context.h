@@ -74,13 +74,13 @@ TE_API te_result te_error_code(const te_ctx *te);
  * weights were stored.) A te_backward that fails has used up part of the tape. So repeat the training step as a whole:
  * te_clear_error, te_optimizer_zero_grad, then forward, te_backward, te_optimizer_step.
  *
- * The repeated step then gives the same bits as if nothing had failed: te_clear_error restores the amaxes, histories
- * and scales of delayed scaling to their values at the beginning of the step. It does so if a te_forward,
- * te_autocast_end, te_backward, te_graph_launch or te_optimizer_step failed, or memory ran out.
+ * Except for random numbers, the repeated step gives the same bits as if nothing had failed. For this, te_clear_error
+ * restores the amaxes, histories and scales of delayed scaling to their values at the beginning of the step. It does so
+ * if a te_forward, te_autocast_end, te_backward, te_graph_launch or te_optimizer_step failed, or memory ran out.
  * A step begins with an outermost te_autocast_begin (or the launch of a graph without an optimizer). It ends with the
  * next te_optimizer_step that succeeds, or with te_model_load. Without an optimizer it ends where the next step begins.
- * The random state after a forward that succeeded is not restored: call te_rng_get before the step and te_rng_set after
- * te_clear_error. */
+ * te_clear_error does not take back the random numbers that successful calls of the step have drawn. To draw the same
+ * numbers again, call te_rng_get before the step and te_rng_set after te_clear_error. */
 TE_API void te_clear_error(te_ctx *te);
 
 /* Returns the name of the context's device: "cpu" or "cuda:N" (borrowed). */

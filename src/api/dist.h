@@ -17,7 +17,7 @@
  *
  * Comparing. Before some calls, ranks exchange a text that describes the call (module, sizes, formats, mask, window,
  * recipe). If the texts differ, the call gives TE_ERR_STATE on all ranks, with the texts of two ranks. The exchange is
- * an all_gather of 512 bytes, for which the host waits:
+ * an all_gather of 512 bytes, and the host waits for it. The exchange takes place:
  *   - before the first GEMM of a module under tensor parallelism
  *   - before the first attention of a module under context parallelism
  *   - with TE_DEBUG_SYNC=1 on all ranks, before every such GEMM and attention
@@ -112,7 +112,7 @@ TE_API te_result te_all_reduce(te_group *group, te_tensor *x, te_reduce_op op);
 /* Writes x [n] of every rank, in rank order, to out [size * n]. Any format and shapes; in e2m1, rows of x and out must
  * have the same length. */
 TE_API te_result te_all_gather(te_group *group, const te_tensor *x, te_tensor *out);
-/* Adds up x [size * n] of all ranks, cuts the sum into one piece for each rank, and writes this rank's to out [n]. */
+/* Adds up x [size * n] of all ranks, cuts the sum into `size` equal pieces, and writes this rank's piece to out [n]. */
 TE_API te_result te_reduce_scatter(te_group *group, const te_tensor *x, te_tensor *out);
 /* Replaces x on every rank by the x of rank `root`. Any format. */
 TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root);

@@ -1,6 +1,6 @@
 /* api/experts.h: mixtures of experts (MoE) as in NeMo Automodel (nemo_automodel.components.moe): gates, expert modules,
  * dispatchers that bring tokens to the ranks of their experts, and files with Hugging Face names. T is the number of
- * tokens, E of experts, K of experts that each token uses. Inputs and outputs:
+ * tokens, E the number of experts, and K the number of experts that each token uses. Inputs and outputs:
  *
  *     args.input            x: [.., dim] for Gate, FakeBalancedGate and MoE, [T, dim] for expert modules
  *     args.attention.attention_mask   u8, one number per token; 1 => the token is padding and goes to no expert
@@ -23,9 +23,9 @@
  *     deepep, uccl_ep, hybridep one implementation: te_all_to_all, which the group must support, sends tokens to the
  *                               ranks of their experts and back. The host waits for the numbers of tokens
  *
- * Automodel has defects in four places. te.h differs there:
+ * Automodel has defects in four places. There te.h does this instead:
  *   - With an all-to-all dispatcher, experts of the backend "torch" run one GEMM per expert.
- *     te_moe_backend.te_experts_for_torch selects GroupedLinears, as in Automodel
+ *     te_moe_backend.te_experts_for_torch selects GroupedLinears instead, as Automodel does
  *   - Dispatchers share no state, so layers may have different numbers of experts
  *   - With every score function that has groups, all experts of a token come from the chosen groups.
  *     te_moe_config.rules_of_automodel restores Automodel's rule
@@ -90,9 +90,9 @@ typedef struct te_moe_config {
                                 * projection */
     bool enable_routing_replay; /* not implemented: TE_ERR_UNSUPPORTED */
     bool rules_of_automodel;   /* for checkpoints trained in Automodel: with TE_GATE_SIGMOID and
-                                * TE_GATE_SOFTMAX_WITH_BIAS, biased scores of groups that are not chosen become 0.
-                                * Experts of these groups may still be chosen, since negative scores are lower. K may
-                                * exceed the experts in the chosen groups */
+                                * TE_GATE_SOFTMAX_WITH_BIAS, biased scores of groups that are not chosen become 0. An
+                                * expert with this 0 is chosen before an expert with a negative biased score. K may
+                                * exceed the number of experts in the chosen groups */
     te_params_device device;   /* where parameters are allocated; 0 => the context's device */
     float init_std;            /* weights start as N(0, init_std^2), except in GroupedLinears; 0 => 0.02. Biases start
                                 * at 0 */
@@ -212,8 +212,9 @@ TE_API te_tensor *te_experts_get(te_module *m, te_experts_tensor which);
 TE_API te_result te_experts_set(te_module *m, te_experts_tensor which, te_tensor *value);
 
 
-/* Computes which experts rank `rank` of `size` has: *count experts, beginning with expert *first. The first n_experts %
- * size ranks have one expert more. TE_ERR_INVALID for arguments out of range. */
+/* Computes which experts rank `rank` of `size` has: *count experts, beginning with expert *first. If `size` does not
+ * divide n_experts, each rank below n_experts % size has one expert more than the other ranks. TE_ERR_INVALID for
+ * arguments out of range. */
 TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, int *first, int *count);
 /* Reads this rank's experts from files with Hugging Face names into m, a module of te_grouped_experts_..._create or an
  * MoE. Expert number E has three tensors [out, in]:

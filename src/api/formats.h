@@ -41,8 +41,8 @@
  * that is NULL.
  * Source: these attributes of transformers.PreTrainedModel. */
 TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *keywords, int count, bool strict);
-/* Writes at most `room` of the words that te_module_set_keep_in_fp32 has set on m itself into `keywords`: strict words
- * first, each word once. Returns the number of all these words. They are borrowed until the next
+/* Lists the words that te_module_set_keep_in_fp32 has set on m itself, strict words first, each word once. Writes at
+ * most `room` of them to `keywords`. Returns the number of all these words. The words are borrowed until the next
  * te_module_set_keep_in_fp32 of m. */
 TE_API int te_module_get_fp32_keywords(const te_module *m, const char **keywords, int room);
 /* Does the same as te_module_get_fp32_keywords for the strict words alone. */
@@ -62,8 +62,8 @@ typedef struct te_cast_model_desc {
  * NULL. Asynchronous on CUDA, with one launch per tensor.
  * Tensors whose path contains a word of te_module_set_keep_in_fp32 become f32; those that are f32 already keep every
  * bit. In a model with sharded parameters a word that is not strict keeps only buffers; one warning says so.
- * An optimizer's master weights and moments are not cast. If a parameter needs a master weight only since the cast, the
- * next optimizer step makes it.
+ * An optimizer's master weights and moments are not cast. If the cast takes a parameter out of f32, the next optimizer
+ * step makes a master weight for the parameter, unless the optimizer has no_master_weights.
  * TE_ERR_DTYPE if desc->dtype is another format. */
 TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *desc);
 

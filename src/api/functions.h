@@ -68,8 +68,9 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 typedef enum te_rope_type {
     TE_ROPE_DEFAULT = 0, /* unchanged: base^(-2i / dim) */
     TE_ROPE_LINEAR,      /* divided by `factor` */
-    TE_ROPE_DYNAMIC,     /* in a sequence of `length` tokens, more than `original` (original_max_position_embeddings),
-                          * the base is multiplied by (factor * length / original - (factor - 1))^(dim / (dim - 2)) */
+    TE_ROPE_DYNAMIC,     /* if `length`, the number of tokens in the sequence, is above `original`
+                          * (original_max_position_embeddings), the base is multiplied by (factor * length / original -
+                          * (factor - 1))^(dim / (dim - 2)) */
     TE_ROPE_LLAMA3,      /* a frequency with the wavelength w, in positions, is unchanged if w < original /
                           * high_freq_factor. It is divided by `factor` if w > original / low_freq_factor. Between these
                           * two limits it is interpolated linearly in 1 / w */
@@ -95,11 +96,11 @@ typedef struct te_rope_scaling {
                                                * beta_fast times to the index of a pair that turns beta_slow times.
                                                * false => these two indices are rounded outwards to whole numbers;
                                                * true => not rounded */
-    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine. 0 => 1 if `factor` is at
-                                               * most 1; else
+    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine. 0 => the default. If
+                                               * `factor` is at most 1, the default is 1. For a larger `factor` it is:
                                                * LONGROPE: sqrt(1 + ln(factor) / ln(original_max_position_embeddings))
-                                               * YARN: the formula of mscale if both mscale fields are given, else 0.1 *
-                                               * ln(factor) + 1 */
+                                               * YARN: the formula of mscale if both mscale fields are given, otherwise
+                                               * 0.1 * ln(factor) + 1 */
     const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory (borrowed; they must
                                                * outlive modules that use them) */
 } te_rope_scaling;

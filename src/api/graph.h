@@ -38,8 +38,8 @@
  *
  * After an error inside the capture there is no graph: te_graph_end frees everything and returns NULL.
  *
- * On CUDA, no thread may use the legacy default stream of the same CUcontext during a capture: the driver would end the
- * capture, and te_graph_end give an error.
+ * On CUDA, no thread may use the legacy default stream of the same CUcontext during a capture. Such use makes the
+ * driver end the capture, and te_graph_end then returns NULL with an error.
  *
  * On the CPU a launch runs the operations one by one. The rules and the bits are the same. */
 

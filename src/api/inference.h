@@ -24,8 +24,8 @@ typedef struct te_inference_params_desc {
     int num_heads_kv;            /* number of heads of keys and values; at least 1 */
     int64_t head_dim_k;          /* channels of one head of a key; at least 1 */
     int64_t head_dim_v;          /* channels of one head of a value; 0 => head_dim_k */
-    te_dtype dtype;              /* format of the added keys and values: f32, f16 or bf16; 0 => bf16 (required in
-                                  * TransformerEngine) */
+    te_dtype dtype;              /* format of the added keys and values: f32, f16 or bf16; 0 => bf16 (TransformerEngine
+                                  * has no default) */
     bool is_paged;               /* true => a sequence gets more pages as it grows; false => it gets memory for
                                   * max_sequence_length tokens at its beginning */
     int64_t page_size;           /* read with is_paged: tokens per page, a divisor of max_sequence_length */
@@ -40,7 +40,7 @@ typedef struct te_inference_params_desc {
 TE_API te_inference_params *te_inference_params_create(te_ctx *te, const te_inference_params_desc *desc);
 /* Releases the cache. `c` may be NULL. */
 TE_API void te_inference_params_destroy(te_inference_params *c);
-/* Allocates the cache memory for every DotProductAttention in m and below it now, before their first calls. */
+/* Allocates the cache memory of all DotProductAttention modules in m's tree, before their first calls. */
 TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_module *m);
 /* Begins a step with the sequences seq_ids[0 .. n - 1]; sequence i has step_lens[i] new tokens, at least 1. A new id
  * begins a sequence. Sequences that are not in the list have ended: their memory is free, also for this call.

@@ -118,8 +118,8 @@ TE_API int64_t te_proj_out_features(const te_module *proj);
  * Returns false, without an error, for modules without these children, and if head_dim is not known.
  * Source: _infer_attn_params. */
 TE_API bool te_infer_attn_params(te_module *self_attn, te_attn_params *params);
-/* Makes a DotProductAttention with the sizes in `params`, for q, k and v [b, s, H, d] and a causal mask. softmax_scale
- * 0 => 1 / sqrt(head_dim). Each forward call gives its own mask and window. Owned by the caller.
+/* Makes a DotProductAttention from `params`, for q, k and v [b, s, H, d]. softmax_scale 0 => 1 / sqrt(head_dim). The
+ * mask is causal and the window is params->window_size, unless a forward call gives others. Owned by the caller.
  * Source: _create_te_dot_product_attention. */
 TE_API te_module *te_create_te_dot_product_attention(te_ctx *te, const te_attn_params *params);
 
@@ -129,8 +129,9 @@ typedef struct te_sdpa_patch
     te_sdpa_patch; /* a replacement for te_scaled_dot_product_attention, made by te_make_te_sdpa */
 /* Options of te_make_te_sdpa; zero-initialised. */
 typedef struct te_make_te_sdpa_desc {
-    te_module *attn_module;      /* the module that computes attention (borrowed), from input, key and value [b, s,
-                                  * heads, d], attn_mask_type and window */
+    te_module *attn_module;      /* the module that computes attention (borrowed). It reads these fields of
+                                  * te_forward_args: `input` (the queries), `key` and `value`, each [b, s, heads, d],
+                                  * and attention.attn_mask_type and attention.window */
     int num_heads, num_kv_heads; /* numbers of query heads, and of key and value heads, that attn_module takes;
                                   * num_kv_heads divides num_heads */
     te_sdpa_fn original;         /* the function that computes calls which attn_module cannot compute; NULL =>
@@ -211,8 +212,8 @@ typedef struct te_inject_desc {
  * before or after. Returns the number of modules injected. The first success sets the attribute
  * "_te_attention_injected" of `model`.
  * Logs the reason (TE_LOG_DEBUG) for each module that cannot be injected. Logs a warning if no module was injected. A
- * model that is injected already stays as it is. The result is then 0, and the warning comes only under
- * rules_of_automodel.
+ * second injection leaves the injected modules as they are. If it injects no other module, it returns 0, and logs the
+ * warning only with rules_of_automodel.
  * Returns -1 with the error recorded:
  *   - out of memory; modules before the one that failed stay injected, and the call may be repeated
  *   - TE_ERR_STATE inside a graph's capture

@@ -29,7 +29,8 @@
  *     te_lora_merge(model);                                              // or as one model:
  *     te_hf_save(model, "merged");
  *
- * Fields of PeftConfig that affect speed only do not exist here: use_triton, use_memory_efficient_lora.
+ * PeftConfig's fields use_triton and use_memory_efficient_lora do not exist here, because they only select an
+ * implementation.
  * Source: nemo_automodel.components._peft. Source of modules_to_save, bias, DoRA and adapters of embeddings: the peft
  * library. */
 
@@ -143,9 +144,10 @@ TE_API te_result te_lora_remove(te_module *model);
  * adapter_model.safetensors and adapter_config.json. Creates the folder if it is missing. Dropout in the config always
  * means dropout in front of lora_A, as in peft. Tensor names begin with "base_model.model." and go on with:
  *
- *     PATH.lora_A.weight, PATH.lora_B.weight               in a LayerNormMLP, PATH.fc1 and PATH.fc2 stand in place of
- *                                                          PATH. For group N of a GroupedLinear, the name ends in
- *                                                          weightN. (peft has neither module)
+ *     PATH.lora_A.weight, PATH.lora_B.weight               for all modules that are not named below. In a LayerNormMLP,
+ *                                                          PATH.fc1 and PATH.fc2 stand in place of PATH. For group N of
+ *                                                          a GroupedLinear, the names end in weightN. (peft has no
+ *                                                          LayerNormMLP and no GroupedLinear)
  *     PATH.E.PROJ.lora_A.weight, PATH.E.PROJ.lora_B.weight for expert E of the experts at PATH. PROJ is gate_proj,
  *                                                          up_proj or down_proj, or the name in a CausalLM's files;
  *                                                          gate and up have the same lora_A

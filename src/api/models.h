@@ -59,8 +59,9 @@ typedef struct te_causal_lm_desc {
     const bool *sliding_layers;  /* [num_hidden_layers]: true for layers with a window; NULL => all layers have a
                                   * window. Copied */
     te_lm_rotary rotary, sliding_rotary; /* rotary embedding of layers without a window, and of layers with a window */
-    int num_local_experts, num_experts_per_tok; /* experts in each layer, up to TE_MAX_GEMMS, 0 => none; experts chosen
-                                                 * for each token */
+    int num_local_experts, num_experts_per_tok; /* num_local_experts: number of experts in each layer, at most
+                                                 * TE_MAX_GEMMS; 0 => no experts. num_experts_per_tok: number of experts
+                                                 * chosen for each token */
     int64_t moe_intermediate_size; /* inner size of an expert; 0 => intermediate_size */
     te_switch norm_topk_prob;    /* on: router weights are a softmax over the chosen experts; off: over all experts; 0
                                   * => on */
@@ -121,8 +122,9 @@ typedef struct te_hf_desc {
 TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc);
 /* Writes `model`, opened by te_hf_open, to a folder. The folder is created if it is missing. It may be the opened
  * folder. config.json is written as te_hf_open read it. All parameters are written to model.safetensors, quantized ones
- * decoded. Names and tensor layout are those of the opened files. Other tensors of those files (gemma3) are written
- * unchanged. Parameters that those files join into one tensor use twice their memory until they are written.
+ * decoded. Names and tensor layout are those of the opened files. Other tensors of the opened files (gemma3) are
+ * written unchanged. If the opened files have one tensor for several parameters (such as qkv_proj), te_hf_save joins
+ * the parameters in a copy. All these copies stay in memory until model.safetensors is written.
  *
  * These files are copied byte for byte, if te_hf_open found them: generation_config.json, tokenizer.json,
  * tokenizer_config.json, special_tokens_map.json, added_tokens.json, vocab.json, merges.txt, tokenizer.model,

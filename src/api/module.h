@@ -39,8 +39,8 @@ typedef struct te_forward_args {
                                         * te_module_set_checkpoint, borrowed until te_backward */
     te_tensor *m_splits_tensor;        /* the number of rows of each group, i32 or i64 [num_gemms], on the device */
     te_tensor *topk_weights, *topk_indices; /* for experts: the outputs of a Gate (api/experts.h) */
-    int64_t *padded_m_splits;          /* written by Fp8Padding with m_splits, [num_gemms]: the padded sizes; NULL =>
-                                        * not written */
+    int64_t *padded_m_splits;          /* written by Fp8Padding if m_splits is given: the padded size of each group,
+                                        * [num_gemms]; NULL => not written */
     bool fp8_output, fp8_grad;         /* for Linear and LayerNormLinear in an enabled autocast region. fp8_output =>
                                         * `out` is quantized by the recipe. Modules take it as input; other functions
                                         * need te_dequantize first.
@@ -68,8 +68,8 @@ typedef struct te_module_class {
     te_result (*reset_parameters)(te_module *self); /* gives the parameters their initial values; may be NULL */
 } te_module_class;
 
-/* Makes a module of class `cls` without children and parameters. name is copied; NULL => the class's name. The caller
- * owns it until a parent takes it, and must call te_module_destroy. TE_ERR_STATE inside a graph's capture. */
+/* Makes a module of class `cls` without children and parameters. `name` is copied; NULL => the class's name. The caller
+ * owns the module until a parent takes it, and must call te_module_destroy. TE_ERR_STATE inside a graph's capture. */
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name);
 /* Releases a module and the tree below it, and removes it from its parent. m may be NULL. Its nodes on the tape stay
  * valid. Inside a trace hook the call only gives TE_ERR_STATE.
@@ -140,8 +140,9 @@ typedef enum te_entry_kind {
 } te_entry_kind;
 /* A function that te_module_visit calls with each module of a tree. It returns false to stop the visit. */
 typedef bool (*te_module_visit_fn)(void *user, te_module *m);
-/* A function that te_module_visit_tensors calls with each parameter and buffer, and its module. `path` is dotted,
- * begins below the visited module, and is valid during the call. The function returns false to stop the visit. */
+/* A function that te_module_visit_tensors calls with each parameter and buffer, and its module. `path` is the dotted
+ * path of the tensor below the module that te_module_visit_tensors was called with. `path` is valid during the call.
+ * The function returns false to stop the visit. */
 typedef bool (*te_tensor_visit_fn)(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind);
 /* Calls `visit` with m and all modules below it, parents before children, children in order. Returns false if `visit`
  * returned false or is NULL. */

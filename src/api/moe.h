@@ -12,13 +12,15 @@
  *                        m_splits_tensor does this
  *   single_grouped_weight, single_grouped_bias   here parameters always are parts of one tensor, and each has its own
  *                                                name
+ *
  * Functions that only move rows (te_moe_permute.., te_moe_sort_chunks_by_index..) take three kinds of quantized inputs:
  *   - FP8 with one scale per tensor
  *   - FP8 with 1 x 128 blocks
  *   - MXFP8 with scales that are not swizzled
  *
  * The result is then quantized: it has the row-wise codes with their scales, but no column-wise copy. Gradients are not
- * quantized. Other quantized inputs are refused, and functions that add up rows refuse all: use te_dequantize first. */
+ * quantized. Other kinds of quantized inputs are refused. Functions that add up rows refuse every quantized input. Call
+ * te_dequantize for refused inputs. */
 
 /* The two forms of a routing map. */
 typedef enum te_map_type {
@@ -146,9 +148,9 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
  *   - an NVFP4 recipe with row_scaled_activation is refused
  *
  * parallel_mode splits each GEMM over ranks. As in TransformerEngine, the module does not communicate: the caller moves
- * rows and sums. With splits by column, each rank gets its columns of the output and its summand of the input's
- * gradient. With splits by row, each rank gets its summand of the output; the caller adds the bias after the sum, so
- * no_bias or return_bias must be set.
+ * rows between ranks and adds up the summands of all ranks. With splits by column, each rank gets its columns of the
+ * output and its summand of the input's gradient. With splits by row, each rank gets its summand of the output; the
+ * caller adds the bias after the sum, so no_bias or return_bias must be set.
  * Source: transformer_engine.pytorch.GroupedLinear. */
 typedef struct te_grouped_linear_desc {
     int num_gemms;                     /* groups; 1 to TE_MAX_GEMMS */

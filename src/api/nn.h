@@ -59,7 +59,8 @@ TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_line
  * fc1_weight; the nonlinearity takes the first half. Outputs: out[, bias][, ln_out].
  * Source: transformer_engine.pytorch.LayerNormMLP. */
 typedef struct te_layernorm_mlp_desc {
-    int64_t hidden_size, ffn_hidden_size; /* last size of x and y; size of the activation between fc1 and fc2 */
+    int64_t hidden_size, ffn_hidden_size; /* hidden_size: last size of x, and of y. ffn_hidden_size: last size of the
+                                           * activation's result */
     te_activation activation;     /* 0 => GELU */
     te_activation_params activation_params; /* parameters of the activation */
     te_norm_options norm;         /* options of the norm in front */
@@ -164,10 +165,10 @@ typedef struct te_transformer_layer_desc {
 /* Creates a TransformerLayer: one layer of an encoder or of a decoder. */
 TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc *desc);
 
-/* Sets the tensor-parallel group of m and of all modules below whose tp_size is the group's size. Modules created
- * without a group are initialised now (with TE_PARAMS_META: at te_module_reset_parameters). The group is borrowed for
- * the modules' lifetime. TE_ERR_INVALID for a group of another size or context. Source: transformer_engine.pytorch,
- * set_tensor_parallel_group. */
+/* Sets `group` as the tensor-parallel group of all modules in m's tree that are split over ranks (tp_size above 1).
+ * Modules created without a group are initialised now (with TE_PARAMS_META: at te_module_reset_parameters). The group
+ * is borrowed for the modules' lifetime. TE_ERR_INVALID if the tp_size of such a module is not the group's size, and
+ * for a group of another context. Source: transformer_engine.pytorch, set_tensor_parallel_group. */
 TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group);
 /* Sets cp_group, cp_p2p_group and cp_comm_type (te_parallel_options) of all attention in m and below it. The groups are
  * borrowed for the modules' lifetime; NULL => none. TE_ERR_INVALID for a group of another context, or for a
@@ -261,12 +262,14 @@ TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization
  *
  * Fusion. Neighbouring children are fused where TransformerEngine fuses them. A norm or an Activation in front of a
  * Linear writes its output quantized (delayed and current scaling, NVFP4 without the Hadamard transform). An Activation
- * behind a Linear computes the gradient of the Linear's bias and quantizes the gradient of the Linear's output. Results
- * are bit-identical to those of LayerNormLinear and LayerNormMLP, except the gradient of the output of a Linear in
- * front of an Activation: it is rounded as in TransformerEngine's te.ops. If the Linear has no bias, or the activation
- * is GELU or ReLU, the amax of this gradient is computed from f32 values, and under delayed scaling its codes too. In
- * all other cases the gradient is rounded before its amax and codes are computed. A child with te_module_set_forward,
- * te_module_set_checkpoint or te_make_graphed_callables is not fused.
+ * behind a Linear computes the gradient of the Linear's bias and quantizes the gradient of the Linear's output. A child
+ * with te_module_set_forward, te_module_set_checkpoint or te_make_graphed_callables is not fused.
+ *
+ * Results of fused children are bit-identical to those of LayerNormLinear and LayerNormMLP, with one exception. If a
+ * Linear is in front of an Activation, the gradient g of the Linear's output is rounded as in TransformerEngine's
+ * te.ops. If the Linear has no bias, or the activation is GELU or ReLU, the amax of g is computed from f32 values.
+ * Under delayed scaling, the codes of g are then computed from f32 values, too. In all other cases g is rounded before
+ * its amax and codes are computed.
  *
  * The Sequential takes ownership of the children; if it cannot be created, it destroys them.
  * TE_ERR_INVALID for a child that is NULL, is of another context, is twice in the list, or has a parent already (which

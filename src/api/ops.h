@@ -116,8 +116,9 @@
     X(grouped_column_sum, GROUPED_COLUMN_SUM, moe)
 /* All operations, also those that a build leaves out. */
 #define TE_OP_LIST_ALL(X) TE_OP_LIST_CORE(X) TE_OP_LIST_DIST(X) TE_OP_LIST_MOE(X)
-/* Applies X to the operations of this build and NONE to all others, in the order of te_op. TE_NO_MOE alone leaves out
- * nothing: context parallelism uses TE_OP_LIST_MOE. */
+/* Expands the macro X for each operation of this build, and the macro `NONE` for each other operation, in the order of
+ * te_op. TE_NO_MOE without TE_NO_DIST leaves out no operation, because context parallelism uses operations of
+ * TE_OP_LIST_MOE. */
 #define TE_OP_LIST_EACH(X, NONE) \
     TE_OP_LIST_CORE(X) TE_OP_LIST_DIST(TE_OP_DIST(X, NONE)) TE_OP_LIST_MOE(TE_OP_MOE(X, NONE))
 /* The operations of this build. */

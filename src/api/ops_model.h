@@ -13,8 +13,8 @@
  *            Exception: column-wise copies of MXFP8 are MN-major (A transposed, B not transposed)
  *   D        the tensor d: f32, f16 or bf16 [m, ldd]
  *   bias     [n] of any float format, optional
- *   scaling  scaling_a and scaling_b are the kinds of scale_a and scale_b. Both kinds are equal, or one is BLOCK_1D and
- *            the other BLOCK_2D. Both BLOCK_2D is not possible. The scales of each kind:
+ *   scaling  scaling_a and scaling_b are the kinds of scale_a and scale_b. The two kinds are equal (any kind but
+ *            BLOCK_2D), or one is BLOCK_1D and the other BLOCK_2D. The scales of each kind:
  *            TENSOR   f32 [1], the scale_inv of FP8 operands; NULL => 1
  *            BLOCK_*  f32, the scale_inv that te_op_block_quantize wrote. The sum over each 128 values of k is scaled.
  *                     The scaled sums are added in f32
@@ -146,7 +146,8 @@ typedef struct te_norm_bwd_args {
 typedef te_norm_bwd_args te_op_layernorm_bwd_args; /* with mean */
 typedef te_norm_bwd_args te_op_rmsnorm_bwd_args;   /* without mean and dbeta */
 
-/* y = x * rnorm with rnorm f32 [M] = 1 / sqrt(sum of squares + eps) of each row (optional, written). y may be x. */
+/* y = x * rnorm, where rnorm = 1 / sqrt(sum of squares + eps) of each row. y may be x. The output rnorm is f32 [M] and
+ * optional. */
 typedef struct te_op_l2normalize_fwd_args {
     const te_tensor *x;
     te_tensor *y, *rnorm;
@@ -193,8 +194,9 @@ typedef struct te_op_act_fwd_args {
 
 /* dx = dy * act'(x), in the shape of x. dx may be x, or dy if the activation is not gated. dx may be e4m3/e5m2 [M, ld],
  * with scale, scale_inv, amax and col [N or 2N, ldc] as in the forward.
- *   dbias       optional [N or 2N], written: column sums of dx before rounding (the gradient of a bias)
- *   rounded     true => codes, amax and dbias are computed from dx rounded to x's format; false => from the f32 dx
+ *   dbias       optional [N or 2N], written: the gradient of a bias, which is the column sums of dx
+ *   rounded     true => dx is first rounded to the format of x, and codes, amax and dbias are computed from the rounded
+ *               dx; false => they are computed from the f32 dx
  *   unrounded_amax  amax is computed from the f32 values even with `rounded`
  *   accumulate  dbias is added to its tensor; false => it replaces the old values */
 typedef struct te_op_act_bwd_args {
@@ -276,7 +278,8 @@ typedef struct te_op_rope_args {
  *         H/G heads of q, one of k and one of v
  *   num_heads, num_groups, head_dim   H, G, d
  *   rotated   optional [s, b, (H + 2G) * d], written instead of q, k and v, which are then NULL: the projection in the
- *             order of qkv, rotated but not split. May be qkv itself; v is not copied then
+ *             order of qkv, rotated but not split. `rotated` may be the same tensor as qkv. The columns of v then
+ *             stay as they are
  *   angles    the angles by which q and k are rotated */
 typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
@@ -287,8 +290,8 @@ typedef struct te_op_qkv_rope_args {
     bool no_rope;
     te_rope_angles angles;
 } te_op_qkv_rope_args;
-/* The backward pass of te_op_qkv_rope. qkv, q, k, v and `rotated` are gradients. Writes qkv, from q, k and v or from
- * `rotated`, which may be qkv. */
+/* The backward pass of te_op_qkv_rope. qkv, q, k, v and `rotated` are gradients. Reads either q, k and v, or
+ * `rotated`. Writes qkv, which may be the same tensor as `rotated`. */
 typedef struct te_op_qkv_rope_bwd_args {
     te_tensor *qkv;
     const te_tensor *q, *k, *v, *rotated;
@@ -423,9 +426,10 @@ typedef struct te_attn_fp8 {
  *   rule.dropout_p   probability p of zeroing an element of the softmax. p is rounded: below 1/64 to a multiple of
  *                    1/65536, else to a multiple of 1/4096. A p below 1 is never rounded up to 1. Kept elements are
  *                    divided by 1 - p, with the rounded p. An element is kept if its 16-bit random number is at least
- *                    65536 * p. For element [b, h, i, j], let w = ((b*H + h)*s_q + i)*ceil(s_kv/32) + j/32 (with
- *                    TE_THD, s_q and s_kv of the longest sequences). Bit n of the element's random number is found in
- *                    block 4*w + n/4 of Philox4x32-7 at (seed, offset) and rng: in word n % 4, at bit j % 32 */
+ *                    65536 * p. For element [b, h, i, j], let w = ((b*H + h)*s_q + i)*ceil(s_kv/32) + j/32. With
+ *                    TE_THD, s_q and s_kv are the lengths of the longest sequences. Bit n of the element's random
+ *                    number is bit j % 32 of word n % 4 of block 4*w + n/4. Philox4x32-7 computes the blocks from
+ *                    `seed`, `offset` and `rng` */
 typedef struct te_op_attn_fwd_args {
     const te_tensor *q, *k, *v;
     te_tensor *o, *lse;
@@ -461,9 +465,10 @@ typedef struct te_op_attn_bwd_args {
  * Tensors:
  *   q        [b, s_q, H, d], any strides, channels adjacent; d up to 576
  *   kv       [b, s_kv, d], strides as for q. A value is the first d_v channels of its key
- *   indices  i32 [b, s_q, n]: the list of each query: rows of kv, in any order. An entry outside 0 .. s_kv - 1 is
- *            empty. A row listed twice counts twice. Packed sequences have b 1, and entries are rows of the whole kv. b
- *            * s_q * n and b * s_kv must be below 2^31
+ *   indices  i32 [b, s_q, n]: the list of each query. An entry is the index of a row of kv. The entries may have
+ *            any order. An entry outside 0 .. s_kv - 1 is empty. A row listed twice counts twice. With packed sequences
+ *            b is 1, and an entry is the index of a row of the whole kv. The products b * s_q * n and b * s_kv must be
+ *            below 2^31
  *   sinks    f32 [H], optional: the sink of each head; NULL => no term e^(sink - m)
  *   o        [b, s_q, H, d_v], any float format, usually q's; d_v up to d. o is 0 if all entries of a list are empty
  *   lse      f32 [b, H, s_q], optional, written: m + log(denominator). For a list without keys, lse is the sink, or
@@ -566,7 +571,8 @@ typedef struct te_op_context_lengths_args {
     te_context_chunks chunks;
 } te_op_context_lengths_args;
 
-/* Merges the attentions of the same queries to two sets of keys into o and lse, in f32:
+/* Merges two attention outputs in f32. (o, lse) and (x, x_lse) are the outputs of the same queries for two different
+ * sets of keys. The merged output replaces o and lse:
  * L = log(exp(lse) + exp(x_lse)); o becomes o exp(lse - L) + x exp(x_lse - L), and lse becomes L.
  * Without lse and x_lse, o becomes o + x.
  *   x, o          [s, b, H, d], or with format TE_BSHD [b, s, H, d], or with TE_THD [tokens, H, d]; any strides, the

@@ -27,8 +27,8 @@ typedef struct te_op_moe_splits_args {
     int64_t values[TE_MOE_HOST_SPLITS];
 } te_op_moe_splits_args;
 
-/* Makes row_id_map (mask form) from routing_map [T, E], u8, i32 or i64, not 0 => the token goes to the expert. Rows are
- * ordered by expert, then by token. tokens_per_expert: optional, i32 or i64 [E], written. */
+/* Makes row_id_map (mask form) from routing_map (u8, i32 or i64 [T, E]). An element that is not 0 sends the token to
+ * the expert. Rows are ordered by expert, then by token. tokens_per_expert is an optional output, i32 or i64 [E]. */
 typedef struct te_op_moe_mask_map_args {
     const te_tensor *routing_map;
     te_tensor *row_id_map, *tokens_per_expert;
@@ -42,8 +42,8 @@ typedef struct te_op_moe_index_map_args {
     int64_t num_out_tokens; /* 0 => all */
 } te_op_moe_index_map_args;
 
-/* Makes the list `local`, by which a rank sorts its copies of tokens. The rank has experts `first` .. `first` + `count`
- * - 1.
+/* Makes the list `local`, by which a rank sorts its copies of tokens. The rank has `count` experts, from expert number
+ * `first` on.
  *   experts  i32 or i64 [T, topk]: the ids of the experts of each token
  *   dropped  optional, u8 [T]: not 0 => the token is dropped (padding)
  *   local    i32 [T, topk], written: id - `first`; -1 for experts of other ranks and for dropped tokens

@@ -83,8 +83,9 @@ typedef struct te_op_fp8_quantize_args {
     const te_tensor *groups;
 } te_op_fp8_quantize_args;
 
-/* Computes y [M, N] = f32(q) * scale_inv, rounded once to y's format. q is [M, ld], ld >= N. With groups, i32 [M],
- * scale_inv is f32 [n]; rows of no group become 0. */
+/* Computes y [M, N] = f32(q) * scale_inv, rounded once to y's format. q is [M, ld], ld >= N.
+ *   groups  optional i32 [M]: the group of each row, as in te_op_amax. scale_inv is then f32 [n], one number for each
+ *           group. Rows of no group become 0 */
 typedef struct te_op_fp8_dequantize_args {
     const te_tensor *q, *scale_inv;
     te_tensor *y;
@@ -224,16 +225,17 @@ typedef struct te_op_nvfp4_amax_args {
  *   q = E2M1(RNE(RN(x * mult)))                         saturated; NaN => 6
  * Two options change the arithmetic:
  *   stochastic_rounding  q is the largest code not above t = RN(|RN(x * mult)| + u * step), with x's sign; NaN => 6.
- *                        step is 0.5 for magnitudes below 2, 1 below 4, and 2 above. u = k / 256, where k is byte i of
- *                        the 16 bytes of Philox (seed, offset, row * blocks + block). `row` is the index of the row in
- *                        the copy. `block` is the index of the block in the row. i is the index of the element in the
- *                        block. `blocks` is the number of blocks of a row that hold elements of x. The column-wise copy
- *                        uses offset + 1. two_dimensional changes none of this
- *   four_over_six  b = RN(RN(block amax / 6) * S) and d = E4M3(b). A block keeps d = E4M3(RN(b * 1.5)) instead if its
- *                  error is smaller. The error is the sum over the block's elements, in order, of |e| or e * e, with e
- *                  = RN(RN(RN(RN(q * d) * amax) / (6 F)) - x). q is the code that would be written; every operation is
- *                  rounded. A tile has 16 such sums, one for each of its rows in the copy. Sum i + 8 is added to sum i,
- *                  then sum i + 4, i + 2 and i + 1. Each copy chooses separately, also for tiles */
+ *                        step is 0.5 for magnitudes below 2. It is 1 from 2 to 4, and 2 from 4 on. u = k / 256, where k
+ *                        is byte i of the 16 bytes of Philox (seed, offset, row * blocks + block). `row` is the index
+ *                        of the row in the copy. `block` is the index of the block in the row. i is the index of the
+ *                        element in the block. `blocks` is the number of blocks of a row that hold elements of x. The
+ *                        column-wise copy uses offset + 1. two_dimensional changes none of this
+ *   four_over_six  d is E4M3(b) or E4M3(RN(b * 1.5)), with b = RN(RN(block amax / 6) * S). A block takes the second d
+ *                  if this d gives the smaller error, else the first d. The error is the sum over the block's elements,
+ *                  in order, of |e| or e * e, with e = RN(RN(RN(RN(q * d) * amax) / (6 F)) - x). q is the code that
+ *                  would be written; every operation is rounded. A tile has 16 such sums, one for each of its rows in
+ *                  the copy. Sum i + 8 is added to sum i, then sum i + 4, i + 2 and i + 1. Each copy chooses
+ *                  separately, also for tiles */
 typedef struct te_op_nvfp4_quantize_args {
     const te_tensor *x;
     te_tensor *row, *row_scale, *col, *col_scale;

@@ -40,7 +40,8 @@ TE_API te_result te_initialize_state_legacy(te_optimizer *opt, te_tensor *param,
  * FusedAdam. */
 TE_API te_result te_optimizer_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name,
                                                bool zero_buffer, bool store_param_remainders);
-/* Returns a state as it is stored (borrowed); NULL if there is none of that name. *scale (`scale` may be NULL) receives
- * its scale, f32 [1] (borrowed): NULL for f32 and remainders, 1 for bf16. */
+/* Returns a state as it is stored (borrowed); NULL if there is none of that name. Unless `scale` is NULL, *scale
+ * becomes the scale of the state, a borrowed f32 [1] tensor. The scale of a bf16 state of FusedAdam is 1. For f32
+ * states, remainders and states of SGD *scale becomes NULL. */
 TE_API te_tensor *te_optimizer_state(const te_optimizer *opt, const te_tensor *param, const char *state_name,
                                      te_tensor **scale);

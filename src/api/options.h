@@ -184,8 +184,9 @@ typedef struct te_attn_options {
                                  * gradient */
     te_attn_type attention_type; /* self or cross attention, in a MultiheadAttention. Self attention uses cu_seqlens_q
                                   * if cu_seqlens_kv is not given */
-    bool no_qkv_weight_interleaved; /* rows of the weight are [Q | K | V], TransformerEngine's default; false => [q.. |
-                                     * k | v] of each GQA group */
+    bool no_qkv_weight_interleaved; /* the weight has all rows of Q, then of K, then of V, as by default in
+                                     * TransformerEngine. false => the weight has for each GQA group in turn the rows of
+                                     * its query heads, then of its k, then of its v */
     bool no_fuse_qkv_params;    /* query_weight, key_weight and value_weight are separate parameters, not interleaved;
                                  * false => one weight. TransformerEngine's default is separate parameters
                                  * (fuse_qkv_params=False) */

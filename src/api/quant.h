@@ -18,8 +18,8 @@
  *   - e4m3_max_256 without four_over_six: the largest block scale is 256 in te.h, and 448 in TransformerEngine's
  *     NVFP4Quantizer.
  *   - te.h does not read NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH.
- * Without the transform NVFP4 encodes no NaN: a NaN becomes 6 times its block's scale, as in TransformerEngine. An
- * element that decodes to NaN becomes 0x7fffffff in f32, and 0x7fff in bf16 and f16.
+ * NVFP4 without the Hadamard transform does not encode NaN. A NaN becomes 6 times the scale of its block, as in
+ * TransformerEngine. An element that decodes to NaN becomes 0x7fffffff in f32, and 0x7fff in bf16 and f16.
  *
  * te.h also accepts inputs that TransformerEngine refuses:
  *   - the transform of f32 and f16;
@@ -77,8 +77,8 @@ typedef struct te_block_quantizer {
 typedef struct te_nvfp4_quantizer {
     te_switch rht;                 /* random Hadamard transform of the column-wise copy; 0 => off */
     bool no_random_sign_mask;      /* with rht: the transform without random signs */
-    te_switch stochastic_rounding; /* codes are rounded with random numbers of the context, whose random offset grows
-                                    * by 2; 0 => off */
+    te_switch stochastic_rounding; /* codes are rounded with random numbers of the context. Each quantization adds 2
+                                    * to the context's random offset. 0 => off */
     bool row_scaled;               /* the row-wise copy has one amax for each row of x, the column-wise copy one for
                                     * each column; false => one for the tensor */
     te_4over6_error four_over_six; /* the error by which a copy chooses the scales of its blocks (4-over-6); 0 =>
@@ -309,10 +309,10 @@ typedef struct te_recipe {
      *
      * A custom recipe's factory is called for the tensors of the core. GEMMs are numbered as in TransformerEngine. q, k
      * and v are the output of GEMM 0, o is the input of GEMM 1, the softmax is the output of GEMM 2. The gradients of
-     * q, k and v are the grad_output of GEMM 0. The gradient of o is the grad_input of GEMM 1, that of the softmax the
-     * grad_input of GEMM 2. With one scale for each tensor, the kind of the softmax and of its gradient must be
-     * TE_QUANT_DELAYED. With MXFP8 these two kinds are not read. Kinds other than delayed, current and MXFP8
-     * give TE_ERR_UNSUPPORTED in the core's forward. */
+     * q, k and v are the grad_output of GEMM 0. The gradient of o is the grad_input of GEMM 1, and that of the softmax
+     * is the grad_input of GEMM 2. If q, k and v get the kind delayed or current, the softmax and its gradient must get
+     * TE_QUANT_DELAYED. If q, k and v get MXFP8, the kinds of the softmax and of its gradient are not read. Kinds other
+     * than delayed, current and MXFP8 give TE_ERR_UNSUPPORTED in the core's forward. */
     bool fp8_dpa, fp8_mha;
     te_delayed_recipe delayed; /* delayed, custom */
     te_current_recipe current; /* current */
@@ -415,10 +415,10 @@ TE_API te_result te_quantized_init_value(const te_tensor *x, void *host);
 /* Frees the preserved initial value of x. TransformerEngine: clear_high_precision_init_val. */
 TE_API void te_quantized_clear_init_value(te_tensor *x);
 
-/* Moves the codes of x's row-wise copy into new_raw, which becomes the memory of this copy. new_raw is u8 or the dtype
- * of x's row-wise data, contiguous, with at least as many bytes; it is retained. TE_ERR_STATE without a row-wise copy
- * of a built-in kind. TE_ERR_UNSUPPORTED for MXFP8: its row-wise codes do not give the column-wise ones. Kernels are
- * fastest where new_raw begins at a multiple of 16 bytes. TransformerEngine: replace_raw_data. */
+/* Moves the codes of x's row-wise copy into new_raw (retained), which becomes the memory of this copy. new_raw is
+ * contiguous, is u8 or has the dtype of the codes, and has at least as many bytes as the codes. TE_ERR_STATE without a
+ * row-wise copy of a built-in kind. TE_ERR_UNSUPPORTED for MXFP8, whose column-wise copy cannot be made from row-wise
+ * codes. Kernels are fastest where new_raw begins at a multiple of 16 bytes. TransformerEngine: replace_raw_data. */
 TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw);
 
 /* This rank's slices of master weights. te_quantize_master_weights reads the lists during the call. */

@@ -14,9 +14,9 @@
  *
  * All ranks must make the same calls of te_backward. Each call must reach the parameters of the model on all ranks or
  * on none. A parameter without a gradient on this rank gets that of the other ranks, if there is one. If a rank fails
- * before the exchanges, it reports the failure to the ranks that wait. Two failures are not reported: an earlier error
- * of the rank's context, and a lack of memory between two units. The rank must then call te_group_abort, which frees
- * the waiting ranks. Parameters are whole on every rank: units save no memory.
+ * before the exchanges, it reports the failure to the ranks that wait. Two failures are not reported: an error that the
+ * rank's context already had, and running out of memory between the exchanges of two units. The rank must then call
+ * te_group_abort, which frees the waiting ranks. Parameters are whole on every rank: units save no memory.
  *
  * Source: torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp (FSDPModule),
  * nemo_automodel.components.moe.fsdp_mixin. */

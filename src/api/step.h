@@ -1,5 +1,5 @@
-/* api/step.h: the microbatch of a call in a training step. Hooks prepare modules for the first and the last microbatch.
- * The names are NeMo Automodel's. */
+/* api/step.h: tells te.h which microbatch of a training step the next calls belong to: the first, a later one, or the
+ * last. Hooks prepare modules for the first and the last microbatch. The names are NeMo Automodel's. */
 
 /* Sets the is_first_microbatch of Linear and GroupedLinear for calls that do not set it. The default is
  * TE_MICROBATCH_NONE. With TE_MICROBATCH_LATER, the first call after an optimizer's step still quantizes the weight

@@ -35,8 +35,8 @@ TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int
 
 /* Takes one more reference, which outlives the scope. Returns x. */
 TE_API te_tensor *te_tensor_retain(te_tensor *x);
-/* Gives back a reference of te_tensor_retain. NULL is fine. One release too many frees the tensor while its scope holds
- * it. */
+/* Gives back a reference of te_tensor_retain. NULL is fine. A call without a matching te_tensor_retain is an error of
+ * the program: the call frees a tensor that its scope still holds. */
 TE_API void te_tensor_release(te_tensor *x);
 
 /* Returns a view of x (contiguous) in another shape; one size may be -1. Differentiable. e2m1: an odd last size must
@@ -97,8 +97,8 @@ TE_API te_tensor *te_tensor_set_name(te_tensor *x, const char *name);
 /* Returns the name of x (borrowed), or "". */
 TE_API const char *te_tensor_name(const te_tensor *x);
 
-/* Marks x as this rank's shard of a tensor (PyTorch: a DTensor), for api/formats.h, or removes the mark. A view does
- * not inherit it. */
+/* Marks x as this rank's shard of a larger tensor (PyTorch: a DTensor). If `sharded` is false, removes the mark. The
+ * functions of api/formats.h read the mark. A view of x has no mark. */
 TE_API void te_tensor_set_sharded(te_tensor *x, bool sharded);
 /* Returns whether te_tensor_set_sharded has marked x. False for NULL. */
 TE_API bool te_tensor_is_sharded(const te_tensor *x);

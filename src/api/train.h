@@ -1,7 +1,7 @@
 /* api/train.h: optimizers and checkpoints. */
 
-/* Parameters that a pattern or a list names, with their own hyperparameters. A parameter belongs to the first group
- * that names it. Source: torch.optim, param_groups. */
+/* A group of parameters that has its own hyperparameters. Its parameters are chosen by a pattern or by a list. A
+ * parameter that several groups choose belongs to the first of them. Source: torch.optim, param_groups. */
 typedef struct te_param_group {
     const char *pattern;        /* pattern of parameter paths below the optimizer's module: * stands for any characters,
                                  * ? for one ("*.bias"). NULL => `params` is used */
@@ -77,7 +77,8 @@ TE_API void te_optimizer_destroy(te_optimizer *opt);
 /* Updates all parameters that have a gradient, then drops the gradients unless te_optimizer_keep_grad is on.
  * TransformerEngine keeps them. Changes nothing if the step fails or the context has an error. Asynchronous on CUDA. */
 TE_API te_result te_optimizer_step(te_optimizer *opt);
-/* Sets whether gradients are kept after a step, until te_optimizer_zero_grad; off by default. */
+/* Sets whether a step keeps the gradients. Kept gradients stay until te_optimizer_zero_grad. By default a step drops
+ * them. */
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep);
 /* Drops the gradients of the optimizer's parameters, and weight gradients that te_backward_dw has not computed yet. */
 TE_API void te_optimizer_zero_grad(te_optimizer *opt);
@@ -86,11 +87,11 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt);
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr);
 /* Returns the learning rate; 0 for NULL. */
 TE_API float te_optimizer_lr(const te_optimizer *opt);
-/* Sets the learning rate of group number `group`, from 0; -1 => as te_optimizer_set_lr. TE_ERR_INVALID for a wrong
- * group or rate. */
+/* Sets the learning rate of group number `group`. The first group is 0. -1 => does the same as te_optimizer_set_lr.
+ * TE_ERR_INVALID for other groups, and for a negative or not finite rate. */
 TE_API void te_optimizer_set_group_lr(te_optimizer *opt, int group, float lr);
-/* Returns the learning rate of group `group`, from 0; -1 => of parameters in no group. TE_ERR_INVALID for other
- * numbers. */
+/* Returns the learning rate of group number `group`. The first group is 0. -1 => returns the rate of the parameters
+ * that are in no group. TE_ERR_INVALID for other groups. */
 TE_API float te_optimizer_group_lr(const te_optimizer *opt, int group);
 /* Returns the number of groups that the desc had; 0 for NULL. */
 TE_API int te_optimizer_num_groups(const te_optimizer *opt);
@@ -153,8 +154,8 @@ TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_te
 TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name,
                                                const te_tensor *unscaled_state);
 
-/* Computes out[i] = in[i] * scale. out[i] may be in[i], or have another float format. found_inf (optional f32 [1])
- * becomes 1 if an input is not finite.
+/* Computes out[i] = in[i] * scale. An output may be the same tensor as its input, or may have another float format.
+ * found_inf (optional f32 [1]) becomes 1 if an input is not finite.
  * Source: transformer_engine.pytorch.optimizers. */
 TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors,
                                        float scale, te_tensor *found_inf);

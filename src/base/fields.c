@@ -1,5 +1,5 @@
-/* base/fields.c: tables of the fields of public structs. Functions use the tables to find set fields and to compare
- * structs without their padding. */
+/* base/fields.c: tables of the fields of public structs. Functions use the tables to find the fields that a caller has
+ * set, and to compare structs without their padding. */
 
 /* One field of a struct, or of a group of options that is embedded in the struct. */
 typedef struct te__field {

@@ -120,7 +120,7 @@ TE__BOTH uint8_t te__f32_to_e5m2(float f) {
 }
 
 /* ---- e8m0: a power of two, 2^(c - 127); 0xff = NaN. The conversion drops the sign and rounds up, so that elements
- * divided by the scale fit. Numbers below 2^-127 give code 0, infinity 0xfe ---- */
+ * divided by the scale fit. A number below 2^-127 gives code 0. Infinity gives code 0xfe ---- */
 
 TE__BOTH float te__e8m0_to_f32(uint8_t c) {
     return te__bits_f32(c == 0 ? 0x400000u : c == 0xffu ? 0x7fffffffu : (uint32_t)c << 23);

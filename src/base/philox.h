@@ -45,7 +45,8 @@ TE__BOTH void te__philox_round(uint32_t c[4], uint32_t k0, uint32_t k1) {
 }
 #define TE__PHILOX_STEP0 0x9E3779B9u /* added to the key's halves after each round */
 #define TE__PHILOX_STEP1 0xBB67AE85u
-/* Computes four random words. The key is seed. The counter's lower half is block, its upper half offset. */
+/* Computes four random words. The key is `seed`. The lower half of the counter is `block`, and the upper half is
+ * `offset`. */
 TE__BOTH void te__philox_rounds(int rounds, uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     out[0] = (uint32_t)block, out[1] = (uint32_t)(block >> 32), out[2] = (uint32_t)offset,
@@ -109,8 +110,9 @@ TE__BOTH void te__sincos_turn(uint32_t t, float *s, float *c) {
     *c = (quarter + 1u) & 2u ? -b : b;
 }
 
-/* Computes two independent standard normal numbers (Box and Muller). a gives the radius, b the angle. u is the middle
- * of an interval 2^-32 wide in (0, 1], so results are at most 6.77. */
+/* Computes two independent standard normal numbers (Box and Muller). The radius comes from `a`, the angle from `b`.
+ * (0, 1] is divided into 2^32 equal intervals, and u is the middle of interval number `a`. So u is at least 2^-33, and
+ * the results lie between -6.77 and 6.77. */
 TE__BOTH void te__normal2(uint32_t a, uint32_t b, float out[2]) {
     float u = te__fma((float)a, 2.3283064365386963e-10f, 1.16415321826934814e-10f);
     float t = -2.0f * te__ln_unit(u);

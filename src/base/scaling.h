@@ -90,11 +90,10 @@ TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
     return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;
 }
 
-/* Returns the index of the scale of group number `group` of row or column number `line`. Groups go along the row or
- * column.
- *   ld        number of elements from one row of scales to the next
- *   down      true: a row of scales has the scales of one group number, one for each line; false: it has the scales of
- *             one line, one for each group
+/* Returns the index of the scale of group number `group` in line number `line`. A line is a row or a column of the
+ * tensor, and is divided into groups.
+ *   ld        number of elements from one row of the array of scales to the next
+ *   down      true: the array of scales is [group][line]; false: it is [line][group]
  *   swizzled  true: the scales lie in tiles of 128 lines by 4 groups, whatever `down` is. ld is then the number of
  *             groups, a multiple of 4 */
 TE__BOTH int64_t te__group_scale_at(int swizzled, int down, int64_t ld, int64_t line, int64_t group) {

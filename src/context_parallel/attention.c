@@ -16,7 +16,8 @@ typedef struct te__context_attention {
 /* One piece of attention: queries of this rank with keys of rank `owner` of the ring, or with gathered keys. */
 typedef struct te__context_piece {
     te_context_chunks q, kv;
-    int owner, up_to;           /* with TE_CHUNKS_UP_TO, the number of chunks of keys, counted from the first; 0: all */
+    int owner, up_to;           /* up_to: if kv is TE_CHUNKS_UP_TO, the piece has this many chunks of keys, from the
+                                 * first chunk on; 0: all chunks */
     int64_t first_key, num_keys; /* the range of gathered keys in a sequence (not used if packed) */
     te_attn_mask mask;
     te_window window;
@@ -64,7 +65,8 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     return p;
 }
 
-/* Returns the part of x (or NULL) along `dim` that `chunks` names: the first half, the second half, or all. */
+/* Returns the part of x that `chunks` selects along `dim`: the first half, the second half, or all of x. Returns NULL
+ * if x is NULL. */
 static te_tensor *te__context_part(te_tensor *x, int dim, te_context_chunks chunks) {
     const int64_t half = x ? x->shape[dim] / 2 : 0;
     return !x || (chunks != TE_CHUNKS_FIRST && chunks != TE_CHUNKS_SECOND)
@@ -305,8 +307,8 @@ static void te__context_pair(te_tensor *const like[2], te_dtype dtype, bool zero
                            : te__empty_like(like[i], dtype ? dtype : like[i]->dtype);
 }
 
-/* Computes the attention of q to the keys of the ring. On entry o (f32) must be zero, and lse and max_logit (may be
- * NULL) -inf. */
+/* Computes the attention of q to the keys of the ring. On entry every element of o (f32) must be 0, and every element
+ * of lse and max_logit must be -inf. max_logit may be NULL. */
 static te_result te__context_ring_forward(const te__context_attention *s, te_tensor *q, te_tensor *const kv[2],
                                           te_tensor *o, te_tensor *lse, te_tensor *max_logit, te_result result) {
     te_group *ring = s->context.ring;

@@ -9,8 +9,8 @@
  *     ring     Each rank passes keys and values to the next rank (p2p). With all_gather, each rank gathers all keys
  *              and values at once.
  *
- * With both exchanges, heads are exchanged first. The ranks of one `heads` group together have the two chunks of one
- * rank of `ring`.
+ * With both exchanges, heads are exchanged first. Each rank then has all tokens of its `heads` group. These tokens are
+ * the chunks r and 2 n - 1 - r, where n is the size of `ring` and r is the rank in `ring`.
  *
  * A rank that fails still takes part in every exchange, without a tensor, so that no other rank waits for it. */
 

@@ -79,8 +79,8 @@ static te_result te__pool_fail(te_ctx *te, size_t bytes) {
                     te__bytes_text(te->pool.stats.allocated, held));
 }
 
-/* Takes a block of *want to 5/4 *want bytes out of the pool. Sets *want to its capacity. Returns NULL if there is
- * none. */
+/* Takes a free block out of the pool. The capacity of the block is at least *want, and at most a quarter larger. Sets
+ * *want to this capacity. Returns NULL if the pool has no such block. */
 static void *te__pool_take(te__pool *pool, size_t *want) {
     size_t most = *want + *want / 4;
     int i = te__pool_find(pool, *want);
@@ -133,7 +133,8 @@ static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
     te->pool.stats.reserved -= capacity;
 }
 
-/* Takes back a released block, and the reference to `used`. Another stream may use the block until the event `used`. */
+/* Puts a released block back into the pool. Another stream may use the block until the event `used` has passed. Takes
+ * over the caller's reference to this event. */
 static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *used) {
     te__pool *pool = &te->pool;
     te__free_block *b;

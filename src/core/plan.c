@@ -92,9 +92,9 @@ static const te__kernel_file *te__code_find(int id) {
     te__mutex_unlock(&te__codes_mutex);
     return c ? &c->file : NULL;
 }
-/* Adds user code to a launch. The code's id, the value of TE__CODE_OPTION, is a hash of the text. So all processes give
- * a compiled kernel the same name. A text with the same hash as another gets the next free id. `path` must be
- * static. */
+/* Adds user code to a launch, and sets the launch option TE__CODE_OPTION to the code's id. The id is a hash of the
+ * text. So it is the same in every process, and a process finds the kernels that other processes have compiled. A text
+ * with the same hash as another gets the next free id. `path` must be static. */
 static te_result te__launch_code(te__plan *p, te__launch *l, const char *path, const char *text) {
     const size_t size = strlen(text) + 1;
     int id = (int)(te__hash64(text, size, 0) & 0x3fffffffu) + 16; /* te_kcheck uses the ids below 16 */

@@ -1,5 +1,6 @@
-/* core/rooms.c: gives each room (code above core/ with state in a context) its state, and calls the functions of all
- * rooms at an event such as the end of a backward pass. This file must not depend on which rooms exist. */
+/* core/rooms.c: returns the state of a room, and calls the functions of all rooms at an event such as the end of a
+ * backward pass. A room (te__room) is a part of the library outside of core/ that keeps its own state in each context.
+ * This file must not depend on which rooms exist. */
 
 /* Returns the state that a room keeps in this context. `slot` identifies the room in the table of open.c. */
 static void *te__slot_of(const te_ctx *te, const te__slot *slot) {

@@ -42,7 +42,7 @@ typedef struct te__pinned {
     void *data;
     size_t capacity;
     bool taken;
-    te__event *used; /* the event after the last copy to or from the block (a reference), or NULL */
+    te__event *used; /* a reference to the event after the last copy to or from the block, or NULL */
 } te__pinned;
 
 /* ---- memory ---- */
@@ -66,7 +66,7 @@ typedef struct te__buffer {
     void (*release)(void *user); /* frees memory that te.h did not allocate; or NULL */
     void *user;
     struct te__arena *arena; /* the arena that owns the memory; NULL: the context's pool */
-    te__event *used; /* the event after the last copy of the buffer on another stream (a reference), or NULL */
+    te__event *used; /* a reference to the event after the last copy of the buffer on another stream, or NULL */
     struct te__offloaded *offloaded; /* the copy of the buffer in host memory (tape/offload.c), or NULL */
     uint64_t kept_version; /* tape/offload.c has decided not to copy this version of the buffer to host memory */
     uint64_t held, written;  /* held: the id of the last capture that took a reference to the buffer. written: the id of
@@ -131,10 +131,11 @@ typedef struct te__var {
     bool leaf;       /* a parameter, or an input marked by the program: the gradient is kept after the backward pass */
     bool played;     /* the backward function of the node that made the tensor has run, and the node is gone */
     bool fresh;      /* in te->tape.fresh */
-    bool passing;    /* the tensor was made inside a backward function. The variable keeps a gradient from an inner
-                      * te_backward even if the outer one fails */
+    bool passing;    /* the variable was made while a te_backward ran. If a backward function calls te_backward too,
+                      * the gradient from this inner call is kept even if the outer te_backward fails */
     uint64_t pass;   /* the number (te->tape.passes) of the last backward pass that could reach the variable */
-    te_tensor *grad; /* a leaf: the sum of its gradients so far; else the gradient in the current te_backward so far */
+    te_tensor *grad; /* if `leaf` is true, the sum of all gradients so far; otherwise the sum so far in the current
+                      * te_backward */
     te_tensor *main_grad, *decoupled_grad;
 } te__var;
 
@@ -294,7 +295,7 @@ typedef struct te__threads te__threads;     /* cpu/parallel.c */
 
 /* ---- tape ---- */
 
-/* The path of a module. The tape nodes that the module's forward records share one te__path. */
+/* The path of a module. All tape nodes that the module itself records in one forward call share one te__path. */
 typedef struct te__path {
     int refs;
     char text[256];
@@ -419,14 +420,15 @@ typedef struct te__rng_tracker {
     uint64_t seed, offset, first_seed;
 } te__rng_tracker;
 enum { TE__MAX_FORKS = 32 }; /* the largest number of open regions of te_rng_fork_begin */
-/* All random states of a context. In outer_fork, the number i + 1 means the named state tracker[i]. */
+/* All random states of a context. The value i + 1 of `fork`, or of an entry of `outer_fork`, means the named state
+ * tracker[i]. The value 0 means the context's own state. */
 typedef struct te__rng_state {
     uint64_t seed, offset;         /* set only in copies of te->rng: the values of te->seed and te->rng_offset */
     uint64_t own_seed, own_offset; /* the context's own random state, while a named state is used in its place */
     te__rng_tracker tracker[TE_MAX_RNG_TRACKERS];
     int num_trackers;
-    int fork; /* the number, from 1 on, of the named state in use; 0: the context's own state */
-    int outer_fork[TE__MAX_FORKS], num_forks; /* the value of `fork` outside of each open te_rng_fork_begin */
+    int fork; /* the random state in use */
+    int outer_fork[TE__MAX_FORKS], num_forks; /* for each open te_rng_fork_begin, the value of `fork` before it */
 } te__rng_state;
 
 enum { TE__MAX_THREADS = 64 };
@@ -439,7 +441,8 @@ typedef struct te__report_text {
     size_t size, used;
 } te__report_text;
 
-/* The size of a room's state in each context. The state is zero when the context opens; te__slot_of returns it. */
+/* The size of the state that a room (te__room, below) keeps in each context. The bytes are zero when the context opens.
+ * te__slot_of returns a pointer to the state. */
 typedef struct te__slot {
     size_t bytes;
 } te__slot;
@@ -455,8 +458,8 @@ typedef struct te__room {
     te_result (*step_begins)(te_ctx *te);          /* called where a training step may begin, or already runs */
     te_result (*step_undone)(te_ctx *te);          /* called by te_clear_error; undoes a training step that has
                                                     * failed */
-    void (*reads)(te_ctx *te, te_tensor *x);       /* called when a function takes x as an input in the first call of a
-                                                    * checkpointed function; x may be NULL */
+    void (*reads)(te_ctx *te, te_tensor *x);       /* called during the first call of a checkpointed function, each time
+                                                    * an operation in it takes an input x; x may be NULL */
     /* Called before an outermost te_backward runs the backward functions of the nodes of s. The pass begins at the
      * `count` tensors y. */
     void (*backward_begins)(te_ctx *te, const te__segment *s, te_tensor *const *y, int count);

@@ -34,8 +34,8 @@ static te__event *te__event_retain(te__event *e) {
     e->refs++;
     return e;
 }
-/* Releases a reference. te__event_create reuses events without references. A stream that waits for the event is not
- * disturbed when the event is recorded anew. */
+/* Releases a reference. When no reference is left, te__event_create may reuse the event. This is safe even if a stream
+ * still waits for the event, because a new recording does not change that wait. */
 static void te__event_release(te__event *e) {
     if (!e || --e->refs > 0) return;
     e->next = e->te->spare_events;

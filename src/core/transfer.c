@@ -6,11 +6,12 @@
  *     te__await(x)                   makes later operations wait until te__copy_in has filled x
  *
  * A copy starts after all work that the context has queued so far, and after earlier copies of the same memory. The
- * host does not wait. The buffer of x and the pinned block store the event after their last copy. x may be released at
- * once, because its memory is not reused before that event. Operations that write x wait on the device (te__touch).
- * Operations that read x do not wait: between te__copy_in and te__await, x is undefined. */
+ * host does not wait. The buffer of x and the pinned block each store an event that is recorded behind their last copy.
+ * x may be released at once, because its memory is not reused before that event. Operations that write x wait on the
+ * device (te__touch). Operations that read x do not wait: between te__copy_in and te__await, x is undefined. */
 
-/* Queues a copy between b and p on the stream s, after all earlier work. Stores the event after the copy in b and p. */
+/* Queues a copy between b and p on the stream s, after all earlier work. Records an event behind the copy, and stores
+ * this event in b->used and p->used. */
 static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes,
                                     bool out) {
     te_ctx *te = s->te;

@@ -254,10 +254,11 @@ struct te__cuda {
     struct te__cache *cache; /* cuda/cache.c */
     struct te__warm_list *warm_list; /* cuda/launch.c: the launches between te_warmup_begin and te_warmup_end */
     bool stream_shown;       /* te_ctx_cu_stream was called, so the caller may queue work on the stream */
-    /* `queue`, `settle` and `enqueue` are NULL unless launches wait for their kernels to be compiled (cuda/queue.c).
-     * settle: waits for the kernels and launches everything that is queued.
-     * enqueue: queues a write of `bytes` bytes to dst behind these launches: a copy of `host`, or zeros if `host` is
-     * NULL. */
+    /* A queue (cuda/queue.c) holds launches whose kernels are still being compiled, and all later work. Without a
+     * queue, `queue`, `settle` and `enqueue` are NULL.
+     * settle: waits for the kernels, then launches everything in the queue.
+     * enqueue: adds to the end of the queue a write of `bytes` bytes to dst. The bytes are copied from `host`, or are
+     * zeros if `host` is NULL. */
     struct te__queue *queue;
     te_result (*settle)(te_ctx *te);
     te_result (*enqueue)(te_ctx *te, void *dst, const void *host, size_t bytes);

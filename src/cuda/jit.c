@@ -273,7 +273,8 @@ static te_result te__jit_job_try(te__jit_job *j) {
         return TE_ERR_COMPILE;
     }
     result = te__jit_cache_or_compile(j, &unit, &key);
-    /* the compiler's messages show the user's code (te__code in core/plan.c) only as macros */
+    /* The compiler's messages name only the macros that stand for the user's code (te__code in core/plan.c), so the
+     * text of that code is added here. */
     if (result == TE_ERR_COMPILE && code) te__text_printf(&j->why, "\nThe code of the call is\n%s", code->text);
     return result;
 }
@@ -446,8 +447,9 @@ static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_e
     return te__cu_fail(te, call, code);
 }
 
-/* Looks up the kernel of a launch in te__jit_table; `baseline`: its embedded PTX version. Returns false if the table
- * lacks the kernel. Else sets *result, and *function on success. te's CUcontext must be current. */
+/* Looks up the kernel of a launch in te__jit_table. If `baseline` is true, looks for the version that was loaded from
+ * the embedded PTX. Returns false if the table lacks the kernel. Otherwise sets *result and, on success, *function.
+ * te's CUcontext must be current. */
 static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function, te_result *result) {
     te__jit_entry *e = te__jit_find(te->cuda->context, l, baseline);
     if (!e) return false;

@@ -183,8 +183,8 @@ typedef struct te__unit {
     int num_files;
 } te__unit;
 
-/* Adds all files that u->file[index] includes, conditionally or not, to the unit. The digest of the unit may cover too
- * many files, but never too few. */
+/* Adds to the unit all files that u->file[index] includes, also those inside an #if. So the digest of the unit covers
+ * every file that a compilation uses, and perhaps files that it does not use. */
 static bool te__unit_add_includes(const te__kernels *k, te__unit *u, int index, te__text *why) {
     static const char word[] = "#include \"";
     for (const char *line = u->file[index]->text, *end; line; line = end ? end + 1 : NULL) {

@@ -73,8 +73,8 @@ typedef struct te__jit_order {
     char module_path[sizeof(((te_ctx *)0)->module_path)]; /* the module path of the call that first needed the kernel */
 } te__jit_order;
 
-/* An entry of the queue: a launch, or a write to device memory if launch.kernel is NULL. The arguments or the bytes to
- * write follow in memory. */
+/* An entry of the queue: a launch or, if launch.kernel is NULL, a write to device memory. The arguments of the launch,
+ * or the bytes of the write, lie behind this struct in the same allocation. */
 typedef struct te__queued {
     struct te__queued *next;
     size_t size; /* the size of this allocation */

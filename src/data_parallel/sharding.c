@@ -3,7 +3,7 @@
 
 #define TE__UNIT "te.unit" /* the module attribute that holds the te__dp_unit */
 typedef struct te__dp_unit {
-    struct te__dp_unit *next; /* the next of all units of the context, in order of creation */
+    struct te__dp_unit *next; /* the next unit in the list of all units of the context, in order of creation */
     te_module *module;
     te_data_parallel_desc desc;
     bool whole; /* true: created by te_data_parallel; false: created by te_fsdp_unit */

@@ -1,8 +1,8 @@
 // device/base.cuh: number formats in memory, warp and block reductions, small math functions. This file must not depend
 // on any operation.
 //
-// NVRTC compiles this file without any toolkit header. Conversions use hardware instructions or, with equal bits, the
-// integer code of base/numbers.h.
+// NVRTC compiles this file without any toolkit header. Conversions use hardware instructions if the GPU has them, and
+// otherwise the integer code of base/numbers.h. Both give the same bits.
 #pragma once
 #include "api/enums.h"
 #include "base/numbers.h"

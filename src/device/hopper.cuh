@@ -52,8 +52,9 @@ TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(at), "r"(rank));
     return r;
 }
-// Arrives at an mbarrier of another block; `bar` is from te_cluster_at. The arrival comes after all TMA and wgmma
-// accesses whose end this thread has awaited. The arrival may come before the thread's own writes to other blocks.
+// Arrives at an mbarrier of another block; `bar` is from te_cluster_at. When that block sees the arrival, all TMA and
+// wgmma accesses that this thread has waited for are done. This thread's own writes to other blocks may not have
+// arrived yet.
 TE_DEV void te_mbar_arrive_there(te_u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
@@ -177,8 +178,9 @@ TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
 
 // ---- warpgroups -----------------------------------------------------------------------------------------------------
 
-// Sets the registers of each thread of a warpgroup to N. The block's sum of registers must never exceed the sum at its
-// start. Three warpgroups start with 3 * 128 * 168 registers.
+// Sets the number of registers per thread of a warpgroup to N. te_registers_up raises the number, te_registers_down
+// lowers it. The number of registers of the whole block must never exceed the number that the block started with. A
+// block of three warpgroups starts with 3 * 128 * 168 registers.
 template <int N> TE_DEV void te_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TE_DEV void te_registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
@@ -205,12 +207,12 @@ TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
 //   d[4 j], d[4 j + 1]       row g, columns 8 j + 2 t and 8 j + 2 t + 1
 //   d[4 j + 2], d[4 j + 3]   row g + 8, the same columns
 //
-// The descriptors here are for tiles with the 128-byte swizzle. A tile starts at a multiple of 1024 bytes.
-//   K-major   A tile has rows of 128 bytes along k. 8 rows form an atom of 1024 bytes. Adding 2 to the descriptor
+// The descriptors here are for tiles with the 128-byte swizzle. Each tile of A or B starts at a multiple of 1024 bytes.
+//   K-major   Each tile has rows of 128 bytes along k. 8 rows form an atom of 1024 bytes. Adding 2 to the descriptor
 //             advances 32 bytes along k.
-//   MN-major  (16-bit types) A tile has one row for each k, with 64 elements along m or n. 8 rows form an atom.
-//             group_bytes is the distance to the next 64 elements of m or n. Adding 128 to the descriptor advances 16
-//             rows along k.
+//   MN-major  (16-bit types) Each tile has one row for each k. A row has 64 elements along m (tiles of A) or n (tiles
+//             of B). 8 rows form an atom of 1024 bytes. group_bytes is the distance to the next 64 elements of m or n.
+//             Adding 128 to the descriptor advances 16 rows along k.
 
 TE_DEV te_u64 te_wgmma_desc(te_u32 tile, int group_bytes) {
     return (te_u64)((tile & 0x3ffff) >> 4) | (te_u64)(group_bytes >> 4) << 16 | (te_u64)(1024 >> 4) << 32 |

@@ -78,8 +78,9 @@ TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first
 
 // ---- sums of a tile's columns ---------------------------------------------------------------------------------------
 
-// Two lanes that differ in the bit lane_bit have 2n sums each in v. Adds v[i] of both lanes. The lane with the bit
-// keeps the upper n sums.
+// Adds the 2n elements of `v` of one lane to those of another lane. The numbers of the two lanes differ only in the bit
+// `lane_bit`. Each lane stores n of the sums in v[0] to v[n - 1]. The lane with the bit stores the upper n sums, the
+// other lane the lower n.
 template <int n> TE_DEV void te_tile_add_halves(float *v, int lane_bit) {
     bool upper = threadIdx.x & lane_bit;
 #pragma unroll

@@ -262,7 +262,7 @@ TE_API te_result te_barrier(te_group *group) {
 
 /* ---- all to all ---- */
 
-/* Returns the number of elements of a line of x: x[i], for an index i of the first dimension. */
+/* Returns the number of elements of a line of x. A line is the slice x[i] at one index i of the first dimension. */
 static int64_t te__line_numel(const te_tensor *x) {
     int64_t n = 1;
     int i;

@@ -1,5 +1,5 @@
-/* dist/hub.c: synchronizes the threads of a group: meetings of all ranks, messages between two ranks, and errors for
- * endless waits. This file must not depend on tensors. */
+/* dist/hub.c: synchronizes the threads of a group by meetings of all ranks and by messages between two ranks. A wait
+ * that would never end fails with an error. This file must not depend on tensors. */
 
 enum { TE__WHY_TEXT = 1024 };
 

@@ -1,5 +1,5 @@
-/* dist/none.c: replaces the folder dist/ if TE_NO_DIST is defined: every group is NULL, with one rank. Options for more
- * ranks fail with an error that names TE_NO_DIST. */
+/* dist/none.c: replaces the folder dist/ if TE_NO_DIST is defined. The only group is then NULL, which stands for one
+ * rank. Options for more ranks fail with an error that names TE_NO_DIST. */
 
 struct te_group {
     te_ctx *te;

@@ -1,8 +1,8 @@
 /* functions/activations.c: activations as differentiable functions, with a plain, quantized or row-scaled result. This
  * file must not depend on modules. */
 
-/* The backward pass computes codes, amax and column sums either from the f32 gradient, or from that gradient rounded to
- * the format of a plain dx. This enum selects the gradient for each of the three. */
+/* The backward pass computes the codes, the amax and the column sums of dx. Each of the three comes either from the f32
+ * gradient or from the rounded gradient. The rounded gradient is the f32 gradient, rounded to the dtype of x. */
 typedef enum te__act_rounding {
     TE__ACT_ROUNDED,       /* codes, amax and column sums come from the rounded gradient */
     TE__ACT_UNROUNDED_AMAX, /* codes and column sums come from the rounded gradient, the amax from the f32 gradient */

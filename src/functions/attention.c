@@ -231,8 +231,9 @@ static int64_t te__packing_width(const te__packing *p) {
 
 /* Makes views of the queries (unless p->keys), keys and values in x. The views have no history on the tape. Returns
  * false on failure.
- * If te__packing_spreads is true, no single stride fits the heads of the queries. Then each of the G groups is viewed
- * as a sequence: queries [s, b G, H / G, d], keys and values [s, b G, 1, d]. This needs the layout sbhd. */
+ * If te__packing_spreads is true, no single stride fits the H heads of the queries. Then each of the G groups of a
+ * sequence counts as a sequence of its own. So the queries are [s, b * G, H / G, d], and keys and values are
+ * [s, b * G, 1, d]. This needs the layout sbhd. */
 static bool te__packed_views(const te__packing *p, te_tensor *x, te_qkv_format format, te_tensor *part[3]) {
     const int leading = format == TE_THD ? 1 : 2, in_group = p->heads / p->groups;
     const int64_t d = p->head_dim, width = te__packing_width(p), of_group = p->keys ? 2 : in_group + 2;
@@ -482,7 +483,8 @@ static void te__attention_release(te_ctx *te, void *state) {
     te__score_mod_drop(te, &((te__attention_state *)state)->args.rule.score_mod);
 }
 
-/* Allocates a separate gradient for each saved tensor of q, k and v. made[i] is NULL if that failed. */
+/* Allocates gradients for q, k and v: made[i] is like saved[i]. made[i] is NULL if saved[i] is NULL (its values are in
+ * a packed tensor), or if the allocation failed. */
 static void te__attention_apart(te_tensor *const *saved, te_tensor **made) {
     int i;
     for (i = 0; i < 3; i++) made[i] = saved[i] ? te__empty_like(saved[i], saved[i]->dtype) : NULL;

@@ -2,8 +2,8 @@
  * exchanges data between ranks. This file must not depend on the module tree. */
 
 typedef struct te__functions_state {
-    te_tensor *place; /* the next output that has the format and size of this tensor is written to it; NULL: every
-                       * output gets new memory */
+    te_tensor *place; /* memory for one output: the next output with the dtype and the number of bytes of `place` is
+                       * stored here; NULL: every output gets new memory */
     bool any_rows;    /* true: onnx/export.c records a graph for any number of rows, so an output's offset in its
                        * buffer must not depend on the number of rows */
 } te__functions_state;
@@ -153,8 +153,9 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
-/* Returns dy as the products dy W and dy^T x read it: quantized if needed, and gathered from all ranks if needed. Sets
- * *db to the bias gradient, computed from the unquantized dy as in TransformerEngine. */
+/* Returns dy in the form that the products dy W and dy^T x need: quantized if the products are quantized, and gathered
+ * if each rank has only a shard of dy. If needs[2] is true, sets *db to the bias gradient. As in TransformerEngine, the
+ * bias gradient is computed from the unquantized dy. */
 static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db,
                                          const bool *needs) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];
@@ -190,7 +191,8 @@ static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) {
     return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype;
 }
 
-/* Returns the saved input as the product dW reads it: quantized if needed, and gathered from all ranks. */
+/* Returns the saved input x in the form that the product dy^T x needs: quantized if the product is quantized, and
+ * gathered if each rank has only a shard of x. */
 static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_COLUMN);
     if (s->quantize_x) {
@@ -498,8 +500,8 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
     return te__record_quantized(y->te, &node) == TE_OK ? y : NULL;
 }
 
-/* Returns a tensor for an output, in the memory of te__functions_state.place if `place` has the output's format and
- * size. */
+/* Returns a tensor for an output. Uses the memory of te__functions_state.place if `place` has the output's dtype and
+ * number of bytes. */
 static te_tensor *te__output_place(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *place = te__functions_of(te)->place;
     if (!place || place->dtype != dtype || te__shape_bytes(dtype, ndim, shape) != te_tensor_bytes(place))

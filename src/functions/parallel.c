@@ -85,8 +85,8 @@ static bool te__copy_gathers(const te_tensor *x) {
     return te__codes_gather(&spec, x);
 }
 
-/* Concatenates the matrices `part` of all ranks along `dim` into `whole`. Only the first `used` rows or columns of each
- * part count; the rest is padding. */
+/* Concatenates the matrices `part` of all ranks along `dim` into `whole`. Copies only the first `used` rows (dim 0) or
+ * columns (dim 1) of each matrix; the others are padding. */
 static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_tensor *whole, int dim, int64_t used) {
     int64_t shape[3], to_row = (int64_t)te__row_bytes(whole->dtype, whole->shape[1]);
     te_tensor *stage, *from, *to;
@@ -125,7 +125,8 @@ static te_result te__gather_copy(te_group *group, const te_tensor *x, te_tensor 
                                    columnwise ? m / from->cls->shard_tile : m);
     return result;
 }
-/* Replaces the scale or amax *to of a shard by `from`, which is that of the whole tensor. */
+/* Puts `from` in place of `*to`, the scale or amax of a gathered tensor. `from` is the scale or amax of a shard, which
+ * is the same for all shards. Does nothing if `*to` is NULL. */
 static void te__share_factor(te_tensor **to, te_tensor *from) {
     if (!*to) return;
     te_tensor_release(*to);

@@ -6,8 +6,8 @@
 
 enum { TE__ST_MAX_HEADER = 100000000, TE__ST_CHUNK = 8 << 20 };
 
-/* The formats of safetensors files. TE_DTYPE_NONE means that te.h has no tensors of this format: entries can be listed
- * but not read. */
+/* The element types that a safetensors file can name. TE_DTYPE_NONE means that te.h has no such dtype. Tensors of this
+ * type can be listed but not read. */
 typedef struct te__st_dtype {
     const char *name;
     int bits;
@@ -449,7 +449,8 @@ static void te__st_free_kept(te_ctx *te, te__st_part *list, int n) {
     }
     te__free(te, list);
 }
-/* Copies tensor number `index` of a file into *to. *to must be zero, and must be freed even after an error. */
+/* Copies tensor number `index` of a file into the part `to`. The caller sets the part to zero before the call, and
+ * frees it with te__st_free_kept even after an error. */
 static bool te__st_keep(te_safetensors *f, int index, te__st_part *to) {
     const te__st_entry *x = &f->entries[index];
     te__text why = TE_ZERO;

@@ -187,8 +187,9 @@ static te_result te__decoder_model_forward(te_module *m, te_forward_args *args) 
 static const te_module_class te__decoder_model_class = {"DecoderModel", sizeof(float), te__decoder_model_forward, NULL,
                                                         NULL};
 
-/* Returns true if `added` more positions change the rotation of the `length` cached keys. With longrope, a sequence
- * longer than original_max_position_embeddings rotates all positions by the long factors. */
+/* Returns true if the rotation of the cached keys changes when the sequence grows from `length` to `length` + `added`
+ * positions. With longrope, a sequence longer than original_max_position_embeddings rotates all positions by the long
+ * factors. */
 static bool te__rotation_changes(const te_lm_rotary *r, int64_t length, int64_t added) {
     const int64_t original = r->scaling.original_max_position_embeddings;
     return r->scaling.type == TE_ROPE_LONGROPE && length > 0 && length <= original && length + added > original;

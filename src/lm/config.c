@@ -69,7 +69,7 @@ static const te__hf_key te__lm_keys[] = {
     TE__LM_KEY(TE__HF_BOOL, tie_word_embeddings),
     TE__LM_KEY(TE__HF_BOOL, is_causal),
     TE__LM_KEY(TE__HF_BOOL, use_bidirectional_attention)};
-/* Keys that a family reads only if the field `reads` of its te__lm_family names them. */
+/* Keys that only some families read. A family reads such a key if `reads` of its te__lm_family lists the key. */
 static const te__hf_key te__lm_own_keys[] = {
     TE__LM_KEY(TE__HF_STRING, hidden_activation),
     TE__LM_KEY(TE__HF_COUNT, sliding_window),

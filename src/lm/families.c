@@ -57,8 +57,9 @@ static const te__lm_inner te__lm_gemma3_inner = {
 enum { TE__LM_LAYOUTS = 2 };
 typedef struct te__lm_family {
     const char *model_type;
-    const char *reads;  /* JSON: keys with their defaults (null: no default). These are the keys that te__lm_keys lacks,
-                         * and the keys of te__lm_keys whose default is not as in te__lm_defaults. */
+    const char *reads;  /* JSON: keys with the defaults of this family (null: no default). It lists the keys of
+                         * te__lm_own_keys that the family reads, and the keys of te__lm_keys whose default differs from
+                         * te__lm_defaults. */
     const char *always; /* JSON: the traits of the family (te__lm_traits), and keys whose values override those in the
                          * file */
     const te__lm_rule *layouts[TE__LM_LAYOUTS]; /* each entry is the list of rules for one way to name the tensors in

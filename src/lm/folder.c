@@ -6,7 +6,7 @@
 
 enum { TE__HF_MAX_SHARDS = 10000, TE__HF_MAX_CARRIED = 256 << 20, TE__HF_MIN_EXPERT = 64 /* bytes */ };
 
-/* te_hf_open does one of these with each tensor in the files. */
+/* How te_hf_open uses a tensor of the files. */
 typedef enum te__hf_use {
     TE__HF_UNKNOWN,
     TE__HF_PARAMETER,
@@ -59,8 +59,8 @@ static void te__hf_folder_close(te__hf_folder *f) {
     te__text_free(&f->index_path);
 }
 
-/* Reads the text file `name` of the folder into *into, and sets *path. Rejects a file above `limit` bytes or with a 0
- * byte. */
+/* Reads the text file `name` of the folder. Stores its text in `into` and its path in `path`. Rejects a file that is
+ * larger than `limit` bytes or contains a 0 byte. */
 static bool te__hf_read_text(te__hf_folder *f, const char *name, size_t limit, te__text *path, te__text *into) {
     te__text why = TE_ZERO;
     bool fine;

@@ -36,7 +36,8 @@ TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length) {
     return TE_OK;
 }
 
-/* Checks that the cache has layer `layer`, and room for the new keys `k` in their shape and dtype. */
+/* Checks that the cache has layer `layer`. Checks that this layer has the dtype of the new keys `k`, their shape (apart
+ * from the length), and enough free positions for them. */
 static te_result te__kv_cache_takes(te_module *m, const te_kv_cache *c, int layer, const te_tensor *k) {
     const te_tensor *kept = c->te == m->te && layer < c->num_layers ? c->layers[layer].k : NULL;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];

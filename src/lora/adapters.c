@@ -78,8 +78,9 @@ static te_module *te__lora_create_table(const te__lora_site *site, const te__lor
     d.device = device;
     return te_embedding_create(site->owner->te, &d);
 }
-/* Creates adapter `a` and adds it to `holder`. Under sequence parallelism each rank has other rows of the input. So an
- * adapter that is not sharded is marked as sequence parallel: the ranks must sum the gradient. */
+/* Creates adapter `a` and adds it to `holder`. Under sequence parallelism each rank has only some rows of the input. So
+ * each rank computes only its part of the gradient of an adapter that is not sharded. The weight of such an adapter is
+ * marked as sequence parallel, because the gradient must be summed over the ranks. */
 static bool te__lora_add(const te__lora_site *site, te_module *holder, const te__lora_adapter *a) {
     te_module *m = site->owner, *child;
     const te_params_device device = m->meta && !m->awaits_group ? TE_PARAMS_META : TE_PARAMS_DEFAULT;

@@ -1,14 +1,15 @@
 /* lora/experts.c: the parameters of adapters of MoE experts. This file must not depend on how adapters are chosen, or
  * on files on disk.
  *
- * As in NeMo Automodel's GroupedExpertsLoRA, four stacks hold the adapters of all experts; gate and up share lora_A.
- * Each stack is the parameter "weight" of a child of the experts module:
+ * As in NeMo Automodel's GroupedExpertsLoRA, four stacks hold the adapters of this rank's E experts. The gate and up
+ * projections share lora_A. Each stack is the parameter "weight" of a child of the experts module:
  *
  *     lora_gate_and_up_A [E, dim, r]    lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter])
  *     lora_down_A [E, inter, r]         lora_down_B [E, r, dim]
  *
- * In files each Linear of an expert has its own adapters. The functions below number these Linears from 0: first gate
- * (only in gated experts), up and down of expert 0, then those of expert 1, and so on. */
+ * In files each Linear of an expert has its own adapters. The functions below number these Linears from 0, expert by
+ * expert. The order within an expert is the gate projection (only if the experts are gated), the up projection, the
+ * down projection. */
 
 static bool te__is_grouped(const te_module *m) { return m->cls == &te__grouped_class; }
 
@@ -141,8 +142,9 @@ static bool te__adapter_add(te_module *m, const char *name, te_dtype dtype, int6
     child->built_in = true;
     return meta || te__adapter_reset(child) == TE_OK;
 }
-/* Adds the four stacks, of LoRA rank r, to the experts module m. lora_B starts at zero. lora_A [E, in, r] starts as in
- * torch; E counts the experts of all ranks:
+/* Adds the four stacks, of LoRA rank r, to the experts module m. lora_B starts at zero. lora_A starts with random
+ * values, as in torch. In the formulas, E is the number of experts of all ranks, and `in` is the number of input
+ * features:
  * - TE_LORA_XAVIER: normal with standard deviation sqrt(2 / ((in + E) r))
  * - otherwise: uniform between -1 / sqrt(in r) and 1 / sqrt(in r) */
 static bool te__adapters_add(te_module *m, int64_t r, te_lora_init first, te_dtype dtype) {

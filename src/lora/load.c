@@ -320,8 +320,8 @@ static bool te__peft_value_fits(te__peft *p, const te_safetensors_entry *e, cons
     return te__st_fail(p->file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and that of the model %s", e->name,
                        te__dims_text(e->ndim, e->shape, a), te__shape_text(x, b));
 }
-/* Compares x and y, which have the same shape, after a cast to `dtype`. Returns the first row of the first chunk that
- * differs, -1 if none differs, -2 after an error. */
+/* Compares x and y, which have the same shape, after a cast to `dtype`. Returns -1 if x and y are equal, and -2 after
+ * an error. Otherwise returns the index of a row. The first difference is in this row or in a later one. */
 static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
     te_ctx *te = x->te;
     const int64_t rows = x->ndim ? x->shape[0] : 1, cols = te__numel(x) / te__max(rows, 1),

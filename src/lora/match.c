@@ -142,8 +142,9 @@ static bool te__pattern_class(te__pattern *p) {
 /* A group being read, or the whole pattern. */
 typedef struct te__pattern_group {
     int start, part; /* indices in p->steps: the first step of the group, and the first step of its last alternative */
-    int ends;        /* index of the last GO step that ends an alternative of the group, or -1. Until the group ends,
-                      * `a` of such a step is the index of the previous such step, or -1 */
+    int ends;        /* index of the last GO step that ends an alternative of the group, or -1. These GO steps form a
+                      * linked list: the field `a` of each one is the index of the one before it, or -1.
+                      * te__pattern_group_end replaces the links by the index of the step after the group */
 } te__pattern_group;
 
 /* Begins another alternative of the group. Puts a FORK step before the last alternative and a GO step after it. */
@@ -253,8 +254,8 @@ static bool te__pattern_open(te__pattern *p, te_ctx *te, const char *who, const 
     te__pattern_close(p);
     return false;
 }
-/* Compiles a name as NeMo Automodel's module_matcher does. "*" and ".*" become "(.*)", and "^" and "$" enclose the
- * result. So in "^a|b$", "^" applies to a alone, and "$" to b alone. */
+/* Compiles a name as NeMo Automodel's module_matcher does. "*" and ".*" become "(.*)". "^" is put before the result and
+ * "$" after it. So the name "q|v" becomes "^q|v$", in which "^" applies only to "q", and "$" only to "v". */
 static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, const char *name) {
     char expression[4 * TE__PATTERN_LENGTH + 3], *out = expression;
     const char *in;

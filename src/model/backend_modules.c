@@ -7,8 +7,8 @@ TE_API bool te_is_tensor_unallocated(const te_tensor *x) { return te__is_unalloc
 TE_API void te_set_empty_is_unallocated(te_ctx *te, bool on) {
     if (te) te->empty_is_unallocated = on;
 }
-/* Forward of a module with `in` input and `out` output features, for an input without memory. Computes the shape of the
- * output. */
+/* The forward function of a module for an input without memory. Computes only the shape of the output. `in` is the
+ * number of input features, `out` the number of output features. */
 static te_result te__module_shape(te_module *m, te_forward_args *args, int64_t in, int64_t out) {
     return te__shape_forward(m, args, in, args->input->ndim > 1 ? args->input->shape[0] : 1, out);
 }

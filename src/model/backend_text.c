@@ -36,7 +36,7 @@ static const char *const te__foreign_dtypes[] = {"float64", "double", "int8",   
 typedef enum te__field_kind {
     TE__FIELD_ENUM,    /* an enum of the size of int; `names` has its values */
     TE__FIELD_BOOL,
-    TE__FIELD_NOT,     /* a bool of the struct, with the opposite meaning of the field's name in the text */
+    TE__FIELD_NOT,     /* a bool of the struct, named no_x, for a field x of the text: no_x is true if x is false */
     TE__FIELD_INT,
     TE__FIELD_NUMBER,  /* a double */
     TE__FIELD_DTYPE,

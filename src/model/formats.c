@@ -254,8 +254,8 @@ static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) 
 static te_result te__cast_run(te__cast *c, te__cast_fn visit) {
     return te__recast_run(&c->list, te__cast_walk(c, visit));
 }
-/* Warns if the model has sharded parameters, and words of te_module_set_keep_in_fp32 that are not strict. Such words
- * keep only buffers in f32. */
+/* Warns if te_module_set_keep_in_fp32 was given words that are not strict, and the model has sharded parameters. In
+ * such a model these words keep only buffers in f32. */
 static void te__cast_warn(const te__cast *c, const char *who) {
     const char *first = NULL;
     int n = 0;

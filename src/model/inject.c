@@ -413,8 +413,9 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
     return te__output(m, args, te__run_dpa(f, &call, te_module_is_training(m) ? s->rule.dropout_p : 0.0f));
 }
 
-/* Forward, after injection, of a module that has no child `sdpa`. Opens a region of te_sdpa_begin and runs the replaced
- * forward in it. Closes this region, and all regions that the replaced forward has left open. */
+/* The forward function that te__patch_forward gives a module. Opens a region of te_sdpa_begin, and runs the module's
+ * previous forward function in it. Then closes this region, and all regions that the previous forward function has left
+ * open. */
 static te_result te__injected_forward(te_module *m, te_forward_args *args) {
     te_sdpa_patch *f = te_injected_sdpa(m);
     const int depth = te__sdpa_of(m->te)->depth;

@@ -1,5 +1,5 @@
-/* model/patches.c: registers, applies and undoes the patches of a context. This file must not depend on the use of
- * these methods. */
+/* model/patches.c: registers, applies and undoes the patches of a context. This file must not depend on how an
+ * optimizer uses the methods that a patch replaces (te_fused_adam_methods). */
 
 typedef struct te__patch {
     te_patch patch; /* its strings are copies, owned by the list */

@@ -72,8 +72,9 @@ static te_tensor *te__mask_turned(te_tensor *mask) {
     return one && x ? te__copied(te__axpby(x, one, -1.0f, 1.0f), TE_U8) : NULL;
 }
 
-/* Sets the masks of the rule *x. `masked` is u8, 1 for a masked key. If `masked` is NULL, the mask is
- * causal if `causal` is true, and otherwise there is no mask. `added` (or NULL) is added to the scores. */
+/* Sets the masks of the rule *x. The mask is `masked` (u8, 1 for a masked key) if `masked` is not NULL. Otherwise the
+ * mask is causal if `causal` is true, and there is no mask if `causal` is false. `added` (or NULL) is added to the
+ * scores. */
 static void te__rule_masks(te_attn_rule *x, bool causal, te_tensor *masked, te_tensor *added) {
     x->mask = masked ? TE_MASK_ARBITRARY : causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     x->attention_mask = masked;

@@ -190,8 +190,9 @@ static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_te
     te__graphed_kept *k = (te__graphed_kept *)user;
     int i;
     (void)path;
-    if (kind == TE_ENTRY_BUFFER && k->after) { /* after the warm-up: buffers that existed before it get their former
-                                                * values, and buffers that it has created get their initial values */
+    if (kind == TE_ENTRY_BUFFER && k->after) { /* The warm-up is over. A buffer that existed before the warm-up gets its
+                                                * old value back. A buffer that the warm-up created gets its initial
+                                                * value. */
         for (i = 0; i < k->num_buffers && k->buffer[i] != x; i++) {}
         if (i < k->num_buffers)
             te_tensor_copy(x, k->value[i]);

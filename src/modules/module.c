@@ -24,8 +24,8 @@ typedef struct te__attribute {
     void (*destroy)(void *value);
 } te__attribute;
 
-/* Records that a child was destroyed which the class of the parent needs. The record is allocated when
- * the child is added, so that destroying the child needs no memory. */
+/* The record of a destroyed child that the class of the parent needs. The record is allocated when the child is added,
+ * so that destroying the child needs no memory. */
 typedef struct te__gone {
     struct te__gone *next;
     int64_t place; /* the position of the child among its parent's children */
@@ -202,7 +202,7 @@ static bool te__module_is_whole(void *user, te_module *m) {
     memcpy(te->module_path, before, sizeof(before));
     return false;
 }
-/* Checks that each module of the tree m still has the children that its forward calls. */
+/* Checks that each module of the tree m still has all children that its class needs. */
 static te_result te__tree_whole(te_module *m) {
     return te__modules_of(m->te)->num_gone == 0 || te_module_visit(m, te__module_is_whole, NULL) ? TE_OK : TE_ERR_STATE;
 }

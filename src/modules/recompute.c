@@ -93,8 +93,9 @@ static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, 
     return TE_OK;
 }
 
-/* Runs the function again on copies of the inputs, then the backward pass. Existing gradients of inputs move to the
- * copies and back, which keeps the order of summation as without a checkpoint. */
+/* Runs the function again on copies of the inputs, then runs the backward pass. If an input already has a gradient, the
+ * copy of this input holds the gradient during the backward pass. So gradients are summed in the same order as without
+ * a checkpoint. */
 static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                          te_tensor **dx, const bool *needs) {
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;

@@ -25,7 +25,8 @@ static void te__turn(te_tensor *y) {
     y->shape[1] = rows;
     y->stride[1] = step;
 }
-/* Narrows y to the rows of gate or of up. y is an alias of the fused rows of gate and up. */
+/* y is an alias of the rows of the gate and up projections together. Narrows y to the rows of one of them: `proj` is
+ * TE__GATE_PROJ or TE__UP_PROJ. */
 static void te__proj_rows(const te__experts_module *s, te_tensor *y, int proj) {
     const bool alternate = te__expert_activations[s->config.expert_activation].alternate;
     const int64_t step = y->stride[0];

@@ -201,7 +201,8 @@ static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_te
     }
     return result;
 }
-/* Adds the bias of the row's expert, times r->probs[i], to each row i of y. The unpermute kernel gathers the biases. */
+/* Returns a tensor whose row i is y[i] + r->probs[i] * bias[expert of row i]. The unpermute kernel gathers the
+ * biases. */
 static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_tensor *bias) {
     te_op_moe_unpermute_args rows = TE_ZERO;
     te_tensor *z;
@@ -257,7 +258,7 @@ static te_activation te__expert_function(te_expert_activation activation, const 
 }
 
 /* Returns TE__EXPERTS_MXFP8 if both dimensions of an expert's weights are multiples of 32. Otherwise returns
- * TE__EXPERTS_GROUPED: an MXFP8 block could contain weights of two experts. */
+ * TE__EXPERTS_GROUPED, because one MXFP8 block could then contain weights of two experts. */
 static te__expert_way te__mxfp8_way(te_ctx *te, const te_moe_config *c) {
     if (te__expert_dim(c) % 32 == 0 && c->moe_inter_dim % 32 == 0) {
         if (!te__moe_of(te)->told_mxfp8)

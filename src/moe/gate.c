@@ -1,5 +1,5 @@
-/* moe/gate.c: two gates of a mixture of experts. Gate has an auxiliary loss and a load-balancing bias. FakeBalancedGate
- * has neither. This file must not depend on experts. */
+/* moe/gate.c: the two gates of a mixture of experts. The class Gate has an auxiliary loss and a load-balancing bias.
+ * The class FakeBalancedGate has neither. This file must not depend on experts. */
 
 typedef struct te__moe_state {
     float moe_aux_loss_scale;          /* set by te_set_moe_aux_loss_scale; 0 means 1 */

@@ -33,7 +33,7 @@ static void te__release_all(te_tensor *const *x, int n) {
     for (i = 0; i < n; i++) te_tensor_release(x[i]);
 }
 
-/* Returns the rows first .. first + rows - 1 of a matrix as an alias. The alias is not recorded on the tape. */
+/* Returns an alias of `rows` rows of the matrix x, from row `first` on. The alias is not recorded on the tape. */
 static te_tensor *te__rows_of(const te_tensor *x, int64_t first, int64_t rows) {
     return te__alias_2d(x, first * te__cols(x) * te__dtype_size(x->dtype), x->dtype, rows, te__cols(x));
 }
@@ -297,7 +297,7 @@ typedef struct te__grouped_spec {
     te__quant_spec spec, child[2]; /* spec.row and spec.col are NULL, or point to child[0] and child[1] */
 } te__grouped_spec;
 
-/* Returns the elements first, first + step, ... of an f32 tensor as a strided vector [n]. */
+/* Returns an alias of every `step`-th element of the f32 tensor x, from element `first` on, as a strided vector [n]. */
 static te_tensor *te__every(const te_tensor *x, int first, int step, int n) {
     te_tensor *y = te__alias_1d(x, first * (int64_t)sizeof(float), TE_F32, n);
     if (y) y->stride[0] = step;

@@ -12,8 +12,9 @@ typedef struct te__experts_module {
     int ranks, local; /* ranks that share the experts; experts on each rank */
     bool exchanges;   /* true: ranks exchange rows; false: ranks gather all tokens */
     bool gmm;         /* true: the backend TE_EXPERTS_GMM uses grouped GEMMs; false: it uses a loop over experts */
-    /* Names of the GroupedLinear children of each linear layer. The outputs of two children are concatenated. NULL: the
-     * module's own parameters have all weights. */
+    /* Names of the GroupedLinear children of each linear layer, which has two, one or no children. The outputs of two
+     * children are concatenated. A missing name is NULL. Without children, the weights are parameters of this module
+     * itself. */
     const char *linears[TE__EXPERTS_PRODUCTS][2];
     const char *proj[3]; /* names of gate, up and down in files */
 } te__experts_module;

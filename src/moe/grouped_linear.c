@@ -190,8 +190,8 @@ static bool te__grouped_share(te_module *m, te_grouped_linear_desc *d) {
     if (mode == TE_PARALLEL_ROW) d->in_features = te__per_rank(m, d->in_features);
     return true;
 }
-/* Marks the biases of a row-parallel module under sequence parallelism. Each rank adds the bias to its own tokens, so
- * the ranks must sum its gradients. */
+/* Marks the biases of a row-parallel module as sequence parallel if the module uses sequence parallelism. Each rank
+ * adds a bias only to its own tokens, so the gradient of the bias must be summed over the ranks. */
 static void te__grouped_tag_biases(te_module *m, const te_grouped_linear_desc *d) {
     char name[32];
     int i;

@@ -438,8 +438,9 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
 
 /* ---- chunks ---- */
 
-/* Returns an index map of te_op_moe_permute, for topk 1, that moves chunks of rows. The map sorts the chunks by
- * `sorted_index`, or moves each chunk by its padding in `offsets`. */
+/* Returns an index map of te_op_moe_permute, for topk 1, that moves chunks of rows. At least one of `sorted_index` and
+ * `offsets` must be NULL. With `sorted_index`, chunk sorted_index[k] becomes chunk k of the output. With `offsets`, the
+ * rows of chunk i move down by offsets[i]. */
 static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index,
                                 const te_tensor *offsets, int64_t tokens) {
     te_op_moe_chunk_map_args args = TE_ZERO;

@@ -42,7 +42,7 @@ static bool te__attention_by_blocks(const te__quant_call *q) {
 /* Checks that the quantizers from the factory of a custom recipe fit together:
  * - If q, k and v use MXFP8, all other tensors except S and dP must, too.
  * - Otherwise all quantizers must be per-tensor, and S and dP need delayed ones.
- * - Except for S and dP, one group must reduce all amaxes. */
+ * - The quantizers of all tensors except S and dP must have the same group for the reduction of their amaxes. */
 static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q) {
     static const struct {
         const char *name;
@@ -286,8 +286,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     te_op_attn_fwd_args *args = &state.args;
     te__quant_spec spec;
     bool ready;
-    /* If the quantizer factory of a custom recipe chose MXFP8 for q, k and v, the output is not quantized, even if
-     * te__hands_fp8 returned true. */
+    /* The caller asks for a quantized result by `fp8_output`. If the quantizer factory of a custom recipe chose MXFP8
+     * for q, k and v, the result is decoded nevertheless. */
     fp8_output = fp8_output && !(blocks && te__asks_factory(&call->recipe));
     te__frame_begin(te);
     ready = te__attention_open(parts, desc, args) && (!blocks || te__attention_blocks_fit(args) == TE_OK);

@@ -356,7 +356,8 @@ static te_result te__inference_ready(const te_inference_params *c, const te_ctx 
     return TE_OK;
 }
 
-/* Checks that k or v has the heads and the format of the cache, and the number of tokens of the step. */
+/* Checks that x (k or v) has the heads, the channels and the dtype of the cache. Also checks that x has at least the
+ * tokens of the step. */
 static te_result te__inference_fits(const te_inference_params *c, const char *name, const te_tensor *x,
                                     int64_t channels, te_qkv_format format) {
     const char *const who = "te_inference_params_step";

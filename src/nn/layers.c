@@ -203,8 +203,8 @@ static bool te__runs_again(const te_module *m) {
 
 /* ---- shapes without memory ---- */
 
-/* Returns an output like x, but with `cols` columns. If x has several dimensions, the size of the first one is `rows`.
- * The output has no memory if x has none. */
+/* Returns an output like x, but with `cols` columns. If x has several dimensions, the first dimension of the output has
+ * size `rows`. The output has no memory if x has none. */
 static te_tensor *te__shape_only(const te_tensor *x, int64_t rows, int64_t cols) {
     int64_t shape[TE_MAX_DIMS];
     memcpy(shape, x->shape, sizeof(shape));
@@ -287,8 +287,8 @@ static te_result te__linear_reset(te_module *m) {
 static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward,
                                                  te__linear_destroy, te__linear_reset};
 
-/* Creates a Linear or a LayerNormLinear without its parameters. Each rank gets a range of each block of weight rows in
- * `sharding`, which may be NULL. */
+/* Creates a Linear or a LayerNormLinear without its parameters. `sharding` lists blocks of weight rows. In a
+ * column-parallel module each rank gets an equal part of each block. If `sharding` is NULL, all rows are one block. */
 static te_module *te__linear_open(te_ctx *te, const char *who, const te_module_class *cls, const te_linear_desc *desc,
                                   const char *otherwise, const te__sharding *sharding) {
     te_module *m;
@@ -395,9 +395,10 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
  * - LayerNormMLP, delayed scaling, no gated activation: dbias and the codes come from dx in f32.
  * - LayerNormMLP, MXFP8, no gated activation: dbias comes from dx in f32, the codes from the rounded dx.
  * - LayerNormMLP, all other cases: dx is rounded first.
- * - te.ops (activation.cpp, bias.cpp), GELU and ReLU, and every activation without a bias: the amax comes from dx in
- *   f32. Under delayed scaling, dbias and the codes also come from dx in f32. Under MXFP8, dbias does.
- * - te.ops, all other activations with a bias: dx is rounded first. */
+ * - te.ops (activation.cpp, bias.cpp), if the activation is GELU or ReLU, or if the GEMM has no bias: the amax comes
+ *   from dx in f32. Under delayed scaling, dbias and the codes come from dx in f32, too. Under MXFP8, dbias comes from
+ *   dx in f32, and the codes come from the rounded dx.
+ * - te.ops, all other cases: dx is rounded first. */
 static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
     const te_recipe *r = &c->quant->recipe;
     bool whole = te__recipe_class_of(r)->facts & TE__ACT_IN_ONE_KERNEL;

@@ -158,8 +158,8 @@ static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
     return true;
 }
 
-/* Completes the rotation of the queries (`which` is 0) or keys (1) in *own. Points *rotary to *own, or to NULL if there
- * is no rotation. */
+/* Copies the call's te_rotary_desc for the queries (`which` is 0) or the keys (1) to *own, and fills in the fields that
+ * the caller has left out. Sets *rotary to `own`, or to NULL if nothing is to be rotated. */
 static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own,
                                 const te_rotary_desc **rotary) {
     const te_attn_options *o = &((const te_multihead_attention_desc *)m->state)->attention;

@@ -6,8 +6,9 @@
 
 /* ---- rotary embeddings ---- */
 
+/* A rotary embedding. The export runs the module twice, the second time with larger inputs. */
 typedef struct te__onnx_rotation {
-    const te_rope_angles *a, *b; /* the angles in the first run, and in the second run with larger inputs */
+    const te_rope_angles *a, *b; /* `a`: the angles in the first run; `b`: the angles in the second run */
     bool batch_first, backward;
     te__onnx_size s;
 } te__onnx_rotation;
@@ -15,8 +16,8 @@ typedef struct te__onnx_rotation {
 static const char te__onnx_no_thd[] = "sequences behind each other (thd); a graph takes batches of sequences, bshd or "
                                       "sbhd, with an attention_mask where their lengths differ";
 
-/* The export runs the module twice, the second time with larger inputs. Checks that both runs use the same angles. The
- * angles differ if a RoPE scaling changes them for longer sequences. */
+/* Checks that both runs of the export use the same angles. The angles differ if a RoPE scaling changes them for longer
+ * sequences. */
 static bool te__onnx_angles_fit(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a, *b = r->b;
     bool same = a->position_scale == b->position_scale && a->attention_factor == b->attention_factor &&
@@ -248,8 +249,9 @@ static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra
     return te__onnx_2(g, "Div", v, sum);
 }
 
-/* Translates the operation that makes cu_seqlens from a padding mask. cu_seqlens has b + 1 elements, but a size of the
- * graph can only be a product of varying sizes (te__onnx_factor). So the graph computes the b lengths instead. */
+/* Translates the operation that makes cu_seqlens from a padding mask. cu_seqlens has b + 1 elements. The graph can
+ * express the size of a dimension only as a product (te__onnx_factor), and b + 1 is a sum. So the graph computes the b
+ * lengths instead. */
 static void te__onnx_cu_seqlens(te__onnx *g, const te_op_cu_seqlens_args *a, const te_op_cu_seqlens_args *b) {
     int64_t rows[2] = {0, -1}; /* For Reshape a size of 0 means: keep the size of the input. */
     int v = te__onnx_cast(g, te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0)), TE__ONNX_INT64);

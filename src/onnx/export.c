@@ -230,9 +230,10 @@ static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *arg
     return TE_OK;
 }
 
-/* Returns the symbol (the varying size) of a number of keys that is `length` in the first run. The result is
- * TE__ONNX_SEQUENCE_KV if the size of that symbol in the first run is `length`, otherwise TE__ONNX_SEQUENCE. If both
- * symbols have this size, the result is TE__ONNX_SEQUENCE_KV only if `cross` is true. */
+/* Returns the symbol (the varying size) for a dimension of keys. `length` is the size of this dimension in the first
+ * run of the module. The symbol is TE__ONNX_SEQUENCE_KV if only TE__ONNX_SEQUENCE_KV has the size `length` in that run.
+ * If TE__ONNX_SEQUENCE has this size, too, the symbol is TE__ONNX_SEQUENCE_KV only if `cross` is true. In all other
+ * cases the symbol is TE__ONNX_SEQUENCE. */
 static int te__onnx_keys(const te__onnx *g, int64_t length, bool cross) {
     const bool is_kv = length == g->symbol[TE__ONNX_SEQUENCE_KV].first;
     return is_kv && (cross || length != g->symbol[TE__ONNX_SEQUENCE].first) ? TE__ONNX_SEQUENCE_KV : TE__ONNX_SEQUENCE;

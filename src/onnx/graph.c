@@ -243,8 +243,8 @@ static int te__onnx_unsqueeze(te__onnx *g, int x, int64_t axis) {
 static int te__onnx_squeeze(te__onnx *g, int x, int64_t axis) {
     return te__onnx_2(g, "Squeeze", x, te__onnx_i64s(g, 1, &axis));
 }
-/* Returns the elements begin, begin + step, ... before `end` along dimension `axis`. `begin` and `end` are graph items,
- * 64-bit [1]. */
+/* Returns the elements begin, begin + step, ... before `end` along dimension `axis`. The graph items `begin` and `end`
+ * are int64 vectors with one element. */
 static int te__onnx_slice(te__onnx *g, int x, int64_t axis, int begin, int end, int64_t step) {
     int in[5];
     in[0] = x;

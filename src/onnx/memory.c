@@ -26,8 +26,8 @@ typedef struct te__onnx_map {
 typedef struct te__onnx_write {
     te__onnx_pair x;
     int value;          /* index of the graph item with the value of x; TE__ONNX_FAILED if ONNX cannot express it */
-    bool wide;          /* true: the item is in f32 or 64-bit integers, and codes are decoded; false: it is in the
-                         * format of x */
+    bool wide;          /* true: the item is f32 or int64 and, if x has codes, has the decoded numbers; false: the item
+                         * has the dtype of x */
     te__onnx_map map;   /* if x is a row_id_map: its content */
     te__onnx_size filled; /* if x holds integers that are all equal: their value; 0: unknown */
     int lengths;        /* if x is cu_seqlens: index of the graph item with the lengths of the sequences; otherwise

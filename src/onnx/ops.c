@@ -46,8 +46,8 @@ static void te__onnx_axpby(te__onnx *g, const te_op_axpby_args *a, const te_op_a
     }
     TE__ONNX_STORE(out, v);
 }
-/* Reshapes `numbers` to the shape of tensor `of`, but with a last dimension of 1. `numbers` has one number for each row
- * of `of`. */
+/* Reshapes `numbers` to the shape of a tensor (`of`), but with a last dimension of 1. `numbers` has one number for each
+ * row of the tensor. */
 static int te__onnx_per_row(te__onnx *g, int numbers, const te__onnx_pair *of) {
     te__onnx_size shape[TE_MAX_DIMS];
     te__onnx_dims(of, shape);
@@ -189,8 +189,8 @@ static int te__onnx_gate(te__onnx *g, te_activation act, const te_activation_par
     }
     return TE__ONNX_FAILED;
 }
-/* Applies an activation to the value v, and returns the result. Changes *from from the shape of v to that of the
- * result. */
+/* Applies an activation to the value v, and returns the result. On entry *from has the shape of v. On return it has the
+ * shape of the result. */
 static int te__onnx_activated(te__onnx *g, int v, te__onnx_pair *from, te_activation act,
                               const te_activation_params *p) {
     const int last = from->first.ndim - 1;

@@ -90,7 +90,8 @@ static void te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *f
 
 /* ---- groups of rows ---- */
 
-/* Returns numbers[groups[i]] for each row i of a matrix, as a column, or 1 if groups[i] is -1. `numbers` is [n]. */
+/* Returns a column with one number for each row i of a matrix: numbers[groups[i]], or 1 if groups[i] is -1. `numbers`
+ * has the shape [n]. */
 static int te__onnx_of_rows(te__onnx *g, int numbers, int groups, int64_t n) {
     int none = te__onnx_2(g, "Less", groups, te__onnx_i64(g, 0));
     numbers = te__onnx_concat2(g, 0, numbers, te__onnx_vector(g, te__onnx_f32(g, 1.0f)));

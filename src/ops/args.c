@@ -1,7 +1,7 @@
-/* ops/args.c: the tensors in the args of each operation, and how they are used. Also the checks that all operations
- * share. This file must not depend on what operations compute.
+/* ops/args.c: a list of the tensors in the args of each operation, and of how the operation uses each tensor. Also the
+ * checks that all operations share. This file must not depend on what operations compute.
  *
- * The list has one line for each operation. Its users:
+ * The list has one macro, TE__ARGS_<operation>, for each operation. These parts use the list:
  * - the common checks (te__args_check)
  * - the record of which tensors have been written (te__args_touch)
  * - captures (ops/record.c)
@@ -542,8 +542,8 @@ TE_API int64_t te_query_args(te_op op, const void *args, te_arg *out, int64_t ca
 
 /* ---- the checks ---- */
 
-/* Writes the name of an argument, followed by the tensor's own name if it has one. Examples: gamma
- * "layer0.norm.weight", and param[3]. */
+/* Writes the name of an argument. If the tensor has a name of its own, that name follows in quotes, as in
+ * `gamma "layer0.norm.weight"`. For a list, writes the list's name and an index, as in `param[3]`. */
 enum { TE__ARG_TEXT = 160 };
 static const char *te__arg_text(const te__arg *p, int64_t i, char *out) {
     const te_tensor *x = te__arg_tensor(p, i);

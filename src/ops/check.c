@@ -116,8 +116,8 @@ static te_result te__want_output(te_ctx *te, const char *op, const char *name, c
     return r == TE_OK ? te__want_given(te, op, "scale", scale) : r;
 }
 
-/* Checks that one rank's `part` entries, from `start` on, lie within a vocabulary of *size (0: becomes `part`). `has`
- * and `lines` are words of the message. */
+/* Checks that one rank's entries, start .. start + part - 1, lie within a vocabulary of *size entries. If *size is 0,
+ * first sets it to `part`. `has` and `lines` are parts of the message, such as "the table has" and "rows". */
 static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has, int64_t part, const char *lines,
                                      int64_t *size, int64_t start) {
     if (*size == 0) *size = part;
@@ -126,8 +126,8 @@ static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has
                     "%s: vocab_start is %lld, %s %lld %s and vocab_size is %lld; all %s must lie in the vocabulary", op,
                     (long long)start, has, (long long)part, lines, (long long)*size, lines);
 }
-/* Checks that every id is in lowest .. bound - 1, or is *but (`but` may be NULL). `which` is an entry of
- * TE__OUTSIDE_LIST. */
+/* Checks that every id is in lowest .. bound - 1. If the pointer `but` is not NULL, the id at `but` is also allowed.
+ * `which` is an entry of TE__OUTSIDE_LIST. */
 static te_result te__want_inside(te_ctx *te, int which, const te_tensor *ids, int64_t lowest, int64_t bound,
                                  const int64_t *but) {
     int64_t n = te__numel(ids), i;

@@ -33,7 +33,7 @@ static const te__op_info te__ops[TE_OP_COUNT] = {{TE_OP_NONE, 0, NULL, NULL, NUL
 #undef TE__OP_ROW
 #undef TE__OP_NONE
 
-/* Checks a call, and fills in defaults. Arguments that must not overlap in memory are checked last. */
+/* Checks the arguments of a call, and fills in defaults. */
 static te_result te__check_args(te_ctx *te, te__args *l, te_op op, void *args, bool run) {
     te_result result;
     te__args_of(l, op, args, false);

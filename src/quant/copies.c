@@ -36,8 +36,8 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     return c->scale && (c->amax || !(cls->facts & TE__TENSOR_AMAX)) ? TE_OK : te_error_code(te);
 }
 
-/* Makes the two copies share a scale or an amax that is the same in both. A Hadamard transform changes the amax of the
- * column-wise copy. */
+/* Makes the two copies share one tensor for a scale or an amax that has the same value in both. After a Hadamard
+ * transform the column-wise copy has another amax, and keeps its own tensor. */
 static void te__copies_share(te__quantized *q) {
     te__quant_copy *row = &q->row, *col = &q->col;
     if (!row->data || !col->data || row->cls != q->cls || col->cls != q->cls) return;
@@ -117,8 +117,8 @@ static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
     return te_op_amax(x->te, &args);
 }
 
-/* Reserves a free pair of zeros in the context. Returns NULL if no pair is free. A kernel will write an amax to the
- * first number. */
+/* Marks a free pair of the context (see te__amax_word) as taken, and returns the pair. Both numbers of the pair are 0.
+ * A kernel will write an amax to the first number. Returns NULL if no pair is free. */
 static te_tensor *te__amax_take(te_ctx *te) {
     int i;
     for (i = 0; i < TE__AMAX_WORDS; i++) {
@@ -164,9 +164,9 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     return te__frame_return(x->te, y);
 }
 
-/* An output of an operation, quantized if there is a spec. If the scale is given, the operation writes codes. Otherwise
- * te__quant_out_close quantizes `plain`. An empty output uses `plain` too, because an operation with an empty output
- * may not write the scale-inverse. The cast in te__quant_out_close writes it. */
+/* An output of an operation. It is quantized if there is a spec. If the scale is given, the operation writes codes.
+ * Otherwise te__quant_out_close quantizes `plain`. For an empty output te__quant_out_close always quantizes `plain`,
+ * because the operation does not always write the scale-inverse of an empty output. */
 typedef struct te__quant_out {
     te_tensor *y, *plain;  /* plain: a tensor that is quantized later; NULL if the operation writes the codes itself, or
                             * if y is not quantized */
@@ -177,8 +177,8 @@ typedef struct te__quant_out {
     te_tensor *x_amax; /* the pair from te__amax_take, whose first number is `amax`; or NULL */
 } te__quant_out;
 
-/* Sets out->amax to the tensor in which the operation stores the amax of its output. An amax that ranks reduce gets a
- * new tensor. */
+/* Sets out->amax to the tensor in which the operation stores the amax of its output. If a group of ranks reduces the
+ * amax, this tensor is a new one. */
 static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *spec) {
     te_ctx *te = out->y->te;
     const te__quant_copy *c = te__first_copy(out->y);

@@ -1,8 +1,8 @@
 /* quant/groups.c: groups of rows that are quantized separately. The sizes of the groups are on the device. This file
  * must not depend on the meaning of the groups.
  *
- * The column-wise copy is padded with rows of zeros, unless the kind has one scale per tensor. In a padded copy each
- * group begins at a multiple of group_rows rows. So no block has rows of two groups. The row-wise copy is not
+ * The column-wise copy is padded with rows of zeros if group_rows of the quantizer's kind is above 1. In a padded copy
+ * each group begins at a multiple of group_rows rows. So no block has rows of two groups. The row-wise copy is not
  * padded. */
 
 /* Returns an upper limit of the number of rows after n groups are padded to multiples of `align` rows. */

@@ -2,7 +2,7 @@
  * module computes. */
 
 /* Returns, for each element, the largest magnitude that the element's scale allows. Decodes the largest code with each
- * scale. Returns NULL without codes, or with rht. */
+ * scale. Returns NULL if the copy has no codes, or if it is Hadamard-transformed. */
 static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     te_tensor *y = te__alias_any(xq), *codes, *bytes;
     te__quant_copy *c = y ? te__copy_of(y, which) : NULL;

@@ -160,9 +160,10 @@ struct te__quant_class {
     te_scaling scaling[2];            /* passed to operations that read the codes; [1] is for two-dimensional blocks */
     int64_t slice_tile[2];            /* for weights that are quantized slice by slice: rows and columns of a tile with
                                        * one scale; 0: there are no tiles */
-    const char *slices_need;          /* NULL: every weight can be quantized slice by slice. Otherwise: the error text
-                                       * for a weight that cannot. If slice_tile is 0, no weight can. If it is not 0, a
-                                       * weight cannot if it has blocks of another size, or options like rht */
+    const char *slices_need;          /* the error text for a weight that cannot be quantized slice by slice. NULL: the
+                                       * kind refuses no weight. If slice_tile is 0, the kind refuses every weight.
+                                       * Otherwise it refuses a weight with blocks of another size, or with an option
+                                       * like rht */
     /* Checks the fields of `desc` that only this kind reads, and copies them into `spec`. NULL: there are no such
      * fields. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);
@@ -179,8 +180,9 @@ struct te__quant_class {
     /* Only with TE__COLUMNS_FOLLOW: computes the scales of the transposed copy. NULL: both copies share their
      * scales. */
     te_result (*turn_scales)(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m, int64_t n);
-    /* For inspection: returns the factor of the whole tensor (te_quant_stats.scale). `word` is the amax with
-     * TE__TENSOR_AMAX, else the scale-inverse. NULL: no such factor. */
+    /* For inspection: returns the scaling factor of the whole tensor (te_quant_stats.scale), computed from `word`. If
+     * the kind has TE__TENSOR_AMAX, `word` is the tensor's amax. Otherwise `word` is the scale-inverse. NULL: the kind
+     * has no such factor. */
     float (*tensor_factor)(float word, bool e4m3_max_256);
     /* Ranks may exchange codes and scales of shards (along dimension 0) whose rows and columns are multiples of
      * shard_tile. 0: they may not. */

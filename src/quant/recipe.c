@@ -36,8 +36,8 @@ enum {
 enum {
     TE__SPLITS_ALWAYS = 1,  /* products never use fast accumulation: split_fprop, split_dgrad and split_wgrad are always
                              * on */
-    TE__ACT_IN_ONE_KERNEL = 2, /* TransformerEngine computes an activation's gradient, its codes and dbias in one
-                                * kernel. te__act_grad_of rounds as this kernel does */
+    TE__ACT_IN_ONE_KERNEL = 2, /* TransformerEngine computes an activation's gradient, the codes of this gradient, and
+                                * dbias in one kernel. te__act_grad_of rounds as this kernel does */
     TE__IN_ATTENTION = 4    /* the options fp8_dpa and fp8_mha are possible */
 };
 /* The table entry of one kind of recipe, with the properties of that kind. Other files read these properties instead of

@@ -2,7 +2,7 @@
  * quantization errors. This file must not depend on what modules compute. */
 
 /* The delayed scales of a module in one direction. Each of the n slots is one operand of a product. `scale` is f32 [n].
- * `history` is f32 [length, n]. slot_scale[i] and slot_amax[i] are views of scale[i] and history[0][i]. */
+ * `history` is f32 [length, n]. slot_scale[i] is a view of scale[i]. slot_amax[i] is a view of history[0][i]. */
 typedef struct te__slots {
     te_tensor *scale, *history;
     te_tensor **slot_scale, **slot_amax; /* [n] */

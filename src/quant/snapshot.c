@@ -4,7 +4,8 @@
 typedef struct te__snapshot_scales {
     te__scaling *scaling; /* a reference */
     te_tensor *scale;     /* f32 [n]: a copy of the scales that the first run read (retained) */
-    te__slots slots;      /* for the second run: the scales of the operands are `scale`; their amaxes are not read */
+    te__slots slots;      /* the slots of the second run. Their scales are the field `scale` of this struct. The second
+                           * run also writes amaxes to these slots. No scales are computed from these amaxes */
 } te__snapshot_scales;
 
 typedef struct te__snapshot {
@@ -36,8 +37,8 @@ static void te__snapshot_free(te_ctx *te, te__snapshot *s) {
     te__free(te, s);
 }
 
-/* Keeps a reference to x if x is a leaf of the tape. The first run of a checkpointed function records no tape node that
- * would keep one. */
+/* Keeps a reference to x if x is a leaf of the tape. The tape itself keeps no reference to x, because the first run of
+ * a checkpointed function records no nodes. */
 static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
     te__snapshot *s = te__quant_of(te)->recording;
     int i;
@@ -76,7 +77,8 @@ static void te__snapshot_end(te_ctx *te, te__snapshot *s) {
     s->taken_at = te->writes;
 }
 
-/* Copies the scales of `slots` for the second run. Called right before a module call of the first run reads them. */
+/* Copies the scales of `slots` for the second run. Called in the first run, right before a module's call reads these
+ * scales. */
 static te_result te__snapshot_note(te_ctx *te, te__scaling *scaling, const te__slots *slots) {
     te__snapshot *s = te__quant_of(te)->recording;
     te__snapshot_scales *e;

@@ -77,8 +77,9 @@ static inline float te__floats_divide(double a, double b) {
     return quotient;
 }
 
-/* Returns false if the compiler may reorder sums, divide by multiplying, or ignore -0. clang has no macro for
- * -ffast-math, so a test runs. If FLT_EVAL_METHOD is not 0, returns true without a test (see te_report). */
+/* Returns false if the compiler may reorder sums, divide by multiplying, or ignore the sign of zero. Tests this with a
+ * few computations, because clang defines no macros for these single parts of -ffast-math. If FLT_EVAL_METHOD is not 0,
+ * returns true without a test (see te_report). */
 static inline bool te__arithmetic_is_exact(void) {
 #if FLT_EVAL_METHOD == 0
     volatile float large = 16777216.0f, one = 1.0f, five = 5.0f, minus_zero = -0.0f, quotient, zero;

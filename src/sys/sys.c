@@ -227,8 +227,8 @@ static inline int64_t te__process_id(void) {
 #endif
 }
 
-/* The number of forks since the first te__watch_forks. A fork adds 1 only in the child, so parent and child have
- * different numbers. Windows: always 0. */
+/* The number of forks that lead from the process of the first te__watch_forks to this process. A forked child has 1
+ * more than its parent. Windows: always 0. */
 static TE_MAYBE_UNUSED int te__forks;
 #ifdef _WIN32
 static inline void te__watch_forks(void) {}

@@ -9,8 +9,8 @@ static te__graph_part *te__graph_find_part(te_graph *g, const void *owner) {
         if (g->parts[i].owner == owner) return &g->parts[i];
     return NULL;
 }
-/* Adds a part to a graph. The part has `bytes` bytes of zeros as the data of `owner`, such as an optimizer. Returns the
- * part, or NULL with an error. */
+/* Adds a part to a graph for `owner`, for example an optimizer. The part has `bytes` bytes of host memory for the
+ * owner's data, set to zero. Returns the part, or NULL with an error. */
 static te__graph_part *te__graph_add_part(te_graph *g, void *owner, size_t bytes) {
     te__graph_part *p;
     void *data;

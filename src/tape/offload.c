@@ -194,8 +194,9 @@ static void *te__offload_pack(void *user, te_tensor *x) {
     te__offloaded_tensor *h;
     te_result result = TE_OK;
     int i, n = te__parts(x, part), gone = 0;
-    if (te->playing || te->warming) return NULL; /* Nothing is copied. A node recorded inside a backward pass needs its
-                                                  * tensors again soon. A warm-up only compiles kernels. */
+    if (te->playing || te->warming) return NULL; /* Copies nothing inside a backward pass, because nodes
+                                                  * recorded there need their tensors again soon. Copies
+                                                  * nothing in a warm-up, because it only compiles kernels. */
     if (te__refuse_stream(te) != TE_OK) return NULL;
     h = (te__offloaded_tensor *)te__alloc_zero(te, sizeof(te__offloaded_tensor));
     if (!h) return NULL;

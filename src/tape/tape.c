@@ -288,7 +288,7 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
                      desc->name ? desc->name : "?");
     return te__record_always(te, desc, false);
 }
-/* Does what te_record does, but the backward function of the node gets quantized gradients undecoded. */
+/* Does what te_record does, but quantized gradients are not decoded for the node's backward function. */
 static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
     te__segment *segment = te->tape.segment;
     int before = segment->num_nodes;
@@ -391,8 +391,8 @@ static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
     v->grad = sum;
 }
 
-/* Makes sure that the gradient of a leaf is plain and contiguous, and has memory of its own. A gradient from before a
- * capture is copied too, because launches of the graph do not write it. */
+/* Makes sure that the gradient of a leaf is plain and contiguous, and has memory of its own. A gradient in memory from
+ * before a capture is copied too, so that each launch of the graph writes the gradient. */
 static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te_tensor *grad = v->grad, *own;
     te_result result;

@@ -1,5 +1,5 @@
 /* train/adam.c: the options of FusedAdam, and the one multi-tensor operation of a step. This file must not depend on
- * files. */
+ * files on disk. */
 
 static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
     const te_fused_adam_desc *d = &opt->desc.adam;

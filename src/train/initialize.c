@@ -165,8 +165,9 @@ static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
     return result == TE_OK && master ? te__opt_take_master(p) : result;
 }
 
-/* Replaces the remainders of a parameter by a whole f32 master, after a bf16 parameter was cast to f32 or f16. The
- * parameter, cast back to bf16, is the upper half of the master. Inside the range of f16 both casts are exact. */
+/* Replaces the remainders of a parameter by a whole f32 master, after the parameter was cast from bf16 to f32 or f16. A
+ * cast back to bf16 gives the upper half of the master. The cast to f16 and the cast back are exact for values in the
+ * normal range of f16. */
 static te_result te__opt_whole_master(te__opt_param *p) {
     te__opt_state *s = &p->state[TE__OPT_MASTER], whole = TE_ZERO;
     const bool written = p->behind || te__opt_is_stale(p);

@@ -441,8 +441,9 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL);
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
     if (result == TE_OK) result = te__opt_requantize(opt, step.found_inf);
-    /* Masters match the parameters even after a failed step, so the versions are recorded. An `untouched` parameter
-     * that shares memory with a stepped one has a new version too. */
+    /* Records the versions of the parameters, so that the next step does not copy the parameters to their masters.
+     * Masters match the parameters even after a failed step. An `untouched` parameter has a new version too if it
+     * shares memory with a stepped parameter. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched)
             opt->params[i].version = te__param_version(opt->params[i].param);

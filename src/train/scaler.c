@@ -1,5 +1,5 @@
 /* train/scaler.c: loss scaling that adapts to the range of the gradients, as in torch.amp.GradScaler. This file must
- * not depend on their arithmetic. */
+ * not depend on the arithmetic of any optimizer. */
 
 struct te_grad_scaler {
     te_ctx *te;

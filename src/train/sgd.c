@@ -1,5 +1,5 @@
 /* train/sgd.c: the options of FusedSGD, and the one multi-tensor operation of a step. This file must not depend on
- * files. */
+ * files on disk. */
 
 /* Returns true if first steps differ from later ones. In a first step the momentum becomes the gradient itself, without
  * the factor 1 - dampening. */

@@ -228,8 +228,8 @@ static te_result te__opt_take_master(te__opt_param *p) {
     return result;
 }
 
-/* Returns true if te.h's own operations quantize this parameter. These operations keep no reference to the tensor that
- * they quantize, te__opt_param.value. So several parameters can share the memory of this tensor. */
+/* Returns true if te.h's own operations quantize this parameter. These operations read te__opt_param.value and keep no
+ * reference to it. So the `value` tensors of several parameters can share memory. */
 static bool te__opt_shares_value(const te_tensor *param) {
     te__quant_form form = param->quantized->cls->form;
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;

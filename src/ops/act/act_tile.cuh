@@ -27,8 +27,8 @@ struct te_act_place {
     }
 };
 
-// Loads four rows of eight elements from p [.., ld], beginning at element `at`. Only the first `rows` rows and the
-// first `there` columns are loaded. All other elements become 0.
+// Loads four rows of eight elements from p [.., ld], beginning at element `at`. Rows from number `rows` on and columns
+// from number `there` on are not loaded, and become 0.
 template <int FORMAT>
 TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector,
                         te_raw<FORMAT> v[4]) {
@@ -49,7 +49,7 @@ TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, t
 #endif
 }
 
-// Stores up to eight FP8 codes of a row at `to`. `there` is the number of columns from `to` on.
+// Stores eight FP8 codes of a row at address `to`, or only the first `there` codes if `there` is less than 8.
 TE_DEV void te_act_store_codes(te_u8 *to, te_i64 there, bool vector, const te_u32 code[2]) {
     if (vector && there >= 8) {
         *(uint2 *)to = make_uint2(code[0], code[1]);

@@ -1,5 +1,6 @@
-/* ops/act/list.h: the lists of activations and of their nonlinearities. The host's and the kernels' compiler read this
- * file. An activation without a number in te_activation does not compile, nor a nonlinearity without ONNX nodes. */
+/* ops/act/list.h: the lists of activations and of their nonlinearities. The host's compiler and the kernels'
+ * compiler both read this file. The build fails if the activations are not those of te_activation, or if a nonlinearity
+ * has no ONNX nodes. */
 #ifndef TE__ACT_LIST_H
 #define TE__ACT_LIST_H
 

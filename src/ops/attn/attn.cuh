@@ -334,10 +334,9 @@ TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     const int lane = threadIdx.x & 31;
     const te_u32 threshold = te__attn_threshold(&a);
     // Bit i of the word is 1 if the 16-bit random number i is at least the threshold. Each lane of a quad draws four of
-    // the 16 bits of each of the 32 numbers. If a number's four bits equal those of the threshold, the number's lower
-    // bits decide, which other lanes draw.
-    // So each lane computes two words. from_less is correct if the lower bits are less than those of the threshold,
-    // from_more if they are not less.
+    // the 16 bits of each of the 32 numbers. If these four bits equal those of the threshold, the number's lower bits
+    // decide. Other lanes draw the lower bits, so each lane computes two words. `from_less` is correct if the lower
+    // bits are less than those of the threshold. `from_more` is correct if they are not less.
     te_u32 bits[4], from_less, from_more;
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);

@@ -163,8 +163,8 @@ struct te_producer {
     }
 };
 
-// Transposes four words of each lane of a quad: lane k gets word k of every lane. These are four neighbouring words of
-// a row.
+// Transposes four words of each lane of a quad: lane k gets word k of every lane. The four words that a lane then has
+// are neighbours in one row of the tile.
 TE_DEV void te_transpose_quad(te_u32 (&v)[4]) {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
     te_u32 x = __shfl_xor_sync(TE_ALL, odd ? v[0] : v[1], 1), y = __shfl_xor_sync(TE_ALL, odd ? v[2] : v[3], 1);

@@ -195,7 +195,8 @@ TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
         t.tell(smem + AT_TILES + 64 * turn.stage, more);
         te_mbar_arrive(bar + 8 * (FULL_T + turn.stage));
     }
-    // The last thread block that takes no more tiles sets the counter to 0 for the next launch.
+    // atomicInc counts the thread blocks that have found no more tiles. The last such block sets the counter of tiles
+    // to 0 for the next launch.
     if (atomicInc(a.order.counter + 1, gridDim.x - 1) == gridDim.x - 1) a.order.counter[0] = 0;
 }
 
@@ -347,8 +348,8 @@ TE_DEV void te_rescale(float (&o)[D_V / 2], const float (&by)[2]) {
     for (int i = 0; i < D_V / 2; i++) o[i] *= by[i / 2 & 1];
 }
 
-// Writes the constant elements of A and B (X_KEYS). B has each bias as a sum of three numbers, so a row of A is 1, 1, 1
-// and zeros.
+// With KEYS, te_add_line adds the bias to S as a product A B^T. This function writes the elements of A and B that never
+// change. B has each bias as a sum of three numbers, so a row of A is 1, 1, 1 and zeros.
 TE_DEV void te_start_lines(te_u32 smem) {
     const te_u32 one = te_f32x2_to_half(1.0f, 0.0f, TE_BF16);
     for (int i = threadIdx.x; i < 64; i += THREADS)

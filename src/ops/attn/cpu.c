@@ -87,8 +87,8 @@ typedef struct te__attn_work {
     te__attn_kargs a;
     const te_score_mod *mod; /* the user's rule for scores */
     int64_t keys, d, d_v; /* s_kv, d and d_v, rounded up as in te__attn_scratch */
-    int64_t splits;       /* forward: shares of the query rows; a task is one share of one sequence and one head of
-                           * keys */
+    int64_t splits;       /* forward: number of shares into which the query rows of a sequence are split; backward: 1.
+                           * A task computes one share, for one head of keys. */
     int64_t tasks, workers;
     bool backward, table; /* table: this is the pass that makes only dB */
     double *dsink;        /* [batch, heads] */

@@ -47,8 +47,8 @@ static te__attn_tiles te__attn_dq_tiles(const te__plan *p, int d, bool dropout, 
     const bool narrow = extras || (d == 128 && dropout);
     t.d = d;
     t.m = narrow ? 1 : 2;
-    t.warps = narrow && d % 64 == 0 ? 8 : 4; /* if d is no multiple of 64, eight warps copy 64 rows at a time
-                                              * (te_copier): more than a tile has */
+    t.warps = narrow && d % 64 == 0 ? 8 : 4; /* Four if d is no multiple of 64: eight warps would then copy 64 rows at
+                                              * a time (te_copier), but a narrow tile has only 32. */
     t.tile = d <= 64 && !dropout && !extras ? 64 : 32;
     if (te__attn_dq_shared(t) > te__attn_shared_limit(p)) {
         t.m = 1;
@@ -84,8 +84,8 @@ static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, in
     return 4 * (TE__ATTN_ROWS * rows + TE__ATTN_LANES * lanes + TE__ATTN_ROWS * TE__ATTN_LANES);
 }
 
-/* Launches a kernel for `rows` rows of `heads` heads of each sequence, which writes `channels` channels. t is NULL for
- * a general kernel. Only general kernels support `mod`. */
+/* Launches a kernel for `heads` heads of each sequence and `rows` rows of each head. The kernel writes `channels`
+ * channels of each row. `t` is NULL for a general kernel. Only general kernels support `mod`. */
 static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const char *kernel, int64_t rows, int64_t heads,
                                  int64_t channels, const te__attn_tiles *t, int64_t shared, const char *mod) {
     const int64_t blocks = te__div_up(rows, t ? 16 * t->m * t->warps : TE__ATTN_ROWS) * a->batch * heads;

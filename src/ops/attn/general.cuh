@@ -89,7 +89,8 @@ TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te
         for (int r = 0; r < TE_MINE; r++) out[r] += part[r];
     }
 }
-// Copies channels c .. c + n - 1 of 32 rows of y, from row `other` of head hy on, to `theirs`, for te_attn_gather.
+// Copies channels c .. c + n - 1 of 32 rows of y to `theirs`, for te_attn_gather. The first of these rows is row
+// `other` of head hy.
 TE_DEV void te_attn_stage_wide(float *theirs, const te__attn_view &y, int hy, int other, int end_y, int b, int c, int n,
                                const te__attn_extra *paged = 0) {
     __syncthreads();

@@ -132,8 +132,8 @@ static bool te__attn_bias_in_keys(const te__attn_kargs *a, int keys) {
     return a->x.bias.dt != TE_DTYPE_NONE && a->x.bias.i == 0 && a->s_q > 128 &&
            te__attn_line_bytes(a, keys) <= (int64_t)1 << 30;
 }
-/* Launches attn_bias_line. This kernel writes a bias that all queries share as operand B of a matrix product, 16 bytes
- * for each key. The strides of the result are numbers of keys. */
+/* Launches attn_bias_line. All queries share the bias. The kernel writes it in the form of operand B of a matrix
+ * product, with 16 bytes for each key. The strides of the result count keys. */
 static te__attn_table te__attn_plan_line(te__plan *p, const te__attn_kargs *a, int keys, float factor) {
     const te__attn_table *bias = &a->x.bias;
     const int64_t batch = bias->b ? a->batch : 1, heads = bias->h ? a->heads : 1, row = te__round_up(a->s_kv, keys);

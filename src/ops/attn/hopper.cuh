@@ -116,8 +116,9 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) 
 //
 // Tiles are numbered group by group, and a group is order.together heads. Within a group, the tiles of all heads at the
 // same rows have neighbouring numbers, so that the keys of these heads stay in the L2 cache. The last rows come first:
-// a causal mask gives them the most work. Groups take the heads of one sequence after the other. With BY_HEAD, groups
-// take one head of all sequences, then the next head, because the sequences may share a bias.
+// a causal mask gives them the most work. Groups take all heads of sequence 0, then all heads of sequence 1, and so
+// on. With BY_HEAD, groups take head 0 of all sequences, then head 1 of all sequences, and so on, because the sequences
+// may share a bias.
 template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     int begin, end;
     int row, head, batch;
@@ -252,8 +253,8 @@ template <int BK, int BQ> struct te_attn_tiles : te_attn_queries {
 // this function.
 TE_DEV bool te_leads() { return !BLOCKS || threadIdx.x % 32 == 0; }
 
-// Returns the index in lse2 and delta of a sequence's first query, for one head: work_at + head * work_head of
-// te__attn_seq.
+// A sequence's first query has the same index in lse2 and in delta. Returns this index for one head. It is work_at +
+// head * work_head of te__attn_seq.
 TE_DEV te_i64 te_attn_work(const te__attn_kargs &a, int batch, int head, int q_at) {
     if (a.x.packed_q)
         return (q_at + 3) / 4 * 4 + (te_i64)batch * (TE__ATTN_PAD + 4) + head * te__attn_packed_rows(a.x.t_q, a.batch);

@@ -208,8 +208,8 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
 }
 
 // ALiBi as an additional matrix product. The rows of S are queries. On one side of the diagonal ALiBi is linear along a
-// row: tilt * (at + column). `at` is key - query at column 0. The tensor cores add tilt * column to S. The softmax adds
-// tilt * at, called `shift`. tilt is the sum of three bf16 numbers. Column numbers are exact in bf16.
+// row: tilt * (at + column). `at` is the difference key - query at column 0. The tensor cores add tilt * column to S.
+// The softmax adds tilt * at, called `shift`. tilt is the sum of three bf16 numbers. Column numbers are exact in bf16.
 //
 // The product is used with CUDA up to 13.0 only. The compiler of 13.5 lacks registers for it, and makes all products
 // wait for each other. With newer compilers bend() adds tilt * column.
@@ -226,8 +226,8 @@ struct te_line {
                  : t == 1 ? te_f32x2_to_half(of - hi - mid, 0.0f, TE_BF16)
                           : 0;
     }
-    // Prepares operand A and the shift. `at` is key - query of the thread's upper row and column 0. `first` and `last`
-    // are the warp's least and greatest key - query.
+    // Prepares operand A and the shift. `at` is the difference key - query at column 0 of the thread's upper row.
+    // `first` and `last` are the least and the greatest such difference among the elements that the warp's rows see.
     TE_DEV void start(int at, int first, int last) {
         const bool up = last <= 0, down = !up && first >= 0;
         bent = !up && !down;
@@ -332,8 +332,9 @@ template <int N> struct te_bias_columns {
         if (BIAS == TE_F32) return te_ldg4(p);
         return te_ldg2(p);
     }
-    // Loads the bias of queries i, i + 1, i + 8, i + 9, ... and keys j and j + 8. A query or key that does not exist
-    // reads another one. One address moves from query to query, since registers cannot hold all addresses.
+    // Loads the bias of queries i, i + 1, i + 8, i + 9, ... and keys j and j + 8. In place of a query or key that does
+    // not exist, loads the bias of one that exists. One address moves from query to query, because registers cannot
+    // hold all addresses.
     TE_DEV static void load(float (&s)[N], const te__attn_kargs &a, int b, int h, int i, int j) {
         const te__attn_table &t = a.x.bias;
         const te_i64 upper = SIZE * t.j * min(j, a.s_kv - 1), right = SIZE * t.j * min(j + 8, a.s_kv - 1) - upper,

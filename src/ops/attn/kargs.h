@@ -5,9 +5,10 @@
 
 /* The address, strides and format of q, k, v, o or one of their gradients. Channels are contiguous. */
 typedef struct te__attn_view {
-    long long s, b, h; /* Strides in elements: s between positions, b between sequences, h between heads. In a
-                        * modified copy of a view, NVRTC 12.0 reads the first member from the original. So the first
-                        * member is s, which no kernel modifies. */
+    long long s, b, h; /* Strides in elements: s between positions, b between sequences, h between heads.
+                        * NVRTC 12.0 has a bug: if a kernel modifies a copy of a view, the generated code still reads
+                        * the first member from the original view. So the first member is s, which no kernel
+                        * modifies. */
     void *p;           /* element [0, 0, 0, 0] */
     int dt;            /* te_dtype */
 } te__attn_view;
@@ -81,8 +82,8 @@ typedef struct te__attn_order {
     int pad;
 } te__attn_order;
 
-/* Dropout's bits in memory; 1: the element of P is kept. Each 128 keys have `rows` rows in the order of lse2. A row is
- * four words of te__attn_keep_word. */
+/* Dropout's bits in memory. A bit is 1 if dropout keeps the element of P. For each block of 128 keys there are `rows`
+ * rows, one for each element of lse2 and in the same order. A row has 128 bits: four results of te__attn_keep_word. */
 typedef struct te__attn_bits {
     long long rows;
     unsigned *words; /* NULL: kernels draw the bits themselves */
@@ -228,7 +229,8 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
 /* The arguments of the sparse attention kernels. `heads` query heads share one head of keys, which are also the
  * values. */
 typedef struct te__sparse_attn_kargs {
-    te__attn_view q, kv, o, d_o, dq, dkv; /* [batch, s_kv, d]: kv and dkv; a value is the first d_v channels of a key */
+    te__attn_view q, kv, o, d_o, dq, dkv; /* kv and dkv are [batch, s_kv, d]. The first d_v channels of a key are its
+                                           * value. */
     const int *indices;  /* [batch, s_q, n]: the keys that a query reads; outside of 0 .. s_kv - 1: no key */
     const float *sinks;  /* [heads], or NULL */
     float *lse;          /* [batch, heads, s_q]: natural logarithm of the sums of exponentials; may be NULL in the

@@ -520,7 +520,8 @@ static void te__attn_told_fp8(te__attn_extra *x, const te_attn_fp8 *in, bool bac
     x->on = x->on || x->s_dt || x->dp_dt;
 }
 
-/* Returns the kernels' arguments for checked args, without the backend's memory. `back` is NULL in the forward pass. */
+/* Returns the kernels' arguments for an operation whose args have been checked. lse2 and delta stay NULL: the backend
+ * allocates them. `back` is NULL in the forward pass. */
 static te__attn_kargs te__attn_problem_of(const te_op_attn_fwd_args *a, const te_op_attn_bwd_args *back) {
     const te__attn_sizes s = te__attn_sizes_of(a);
     const te_qkv_format kv = te__attn_kv_format(a);

@@ -33,8 +33,9 @@ static bool te__score_mod_knows(const te_score_mod *m, bool mask, const char *at
     return false;
 }
 
-/* Returns true if text[i] must be refused: an assignment, an address, a lambda or a digraph could reach any memory. If
- * an operand ends before the character (`behind`), `*`, `&` and `[` are harmless. */
+/* Returns true if text[i] must be refused, because an assignment, an address, a lambda or a digraph could reach any
+ * memory. `behind` is true if text[i] follows an operand. After an operand `*`, `&` and `[` are harmless: a product, an
+ * AND or an index. */
 static bool te__score_mod_escapes(const char *text, size_t i, bool behind) {
     const char c = text[i], next = text[i + 1], last = i ? text[i - 1] : 0;
     if ((c == '*' || c == '&' || c == '[') && !behind) return true;

@@ -20,7 +20,8 @@
 #define TE_SPARSE_WIDE 4
 #endif
 
-// Kernels from embedded PTX use two small functions that know f32, bf16 and f16 alone.
+// Embedded PTX (TE_SMALL) must be small. There, loads and stores are calls of two functions, which support only f32,
+// bf16 and f16.
 #ifdef TE_SMALL
 static __device__ __noinline__ float te_sparse_load(const void *p, te_i64 i, int dt) {
     if (dt == TE_F32) return ((const float *)p)[i];

@@ -119,8 +119,8 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS)
         float amax = te_block_max(fmaxf(fmaxf(row_amax[0], row_amax[1]), fmaxf(row_amax[2], row_amax[3])), scratch);
         row_scale = te__block_scale(amax, fp8_max, a.epsilon, a.limit, a.power_of_two);
         if (threadIdx.x < 128) col_scale[threadIdx.x] = row_scale;
-        // Thread 0 writes the scale of the row-wise copy, thread 4 that of the column-wise copy. Behind the last scale,
-        // the next three threads write zeros to the padding.
+        // Thread 0 writes 1 / scale for the row-wise copy, thread 4 for the column-wise copy. If this number is the
+        // last of its row, threads 1 to 3 (5 to 7) write zeros to the padding that follows it.
         if (scaled && threadIdx.x < 8) {
             te_i64 blocks_m = te_div_up(a.m, 128), blocks_n = te_div_up(a.n, 128);
             float inverse = threadIdx.x & 3 ? 0.0f : te__rcp_f32(row_scale);

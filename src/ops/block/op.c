@@ -46,7 +46,8 @@ static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_a
                                 a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
 }
 
-/* Returns the scale where fp8_max / amax overflows f32: the largest number of x's format, as in TransformerEngine. */
+/* Returns the scale to use if fp8_max / amax overflows f32. As in TransformerEngine, it is the largest finite number of
+ * x's dtype. */
 static float te__block_limit(te_dtype dtype) {
     return dtype == TE_F16 ? 65504.0f : dtype == TE_BF16 ? te__bf16_to_f32(0x7f7f) : FLT_MAX;
 }

@@ -109,8 +109,8 @@ static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_op_delayed_g
     return te__plan_why(p, "186 states a launch, one thread a slot");
 }
 
-/* Return the numbers of tiles along m and n, which also cover the padding: at least one tile, because scale_inv is
- * always written. */
+/* Return the numbers of tiles along m and n. The tiles also cover the padding. Each number is at least 1, because a
+ * thread block must write scale_inv even if x is empty. */
 static int64_t te__cast_tiles_m(const te_op_fp8_quantize_args *a) {
     return te__max(1, te__div_up(te__max(te__rows(a->x), te__cols_of(a->col)), 128));
 }

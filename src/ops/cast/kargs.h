@@ -1,5 +1,5 @@
-/* ops/cast/kargs.h: the arguments of the cast kernels, for the host's compiler and the kernels' compiler. So it has
- * plain structs alone, of at most 4,000 bytes each. */
+/* ops/cast/kargs.h: the arguments of the cast kernels. The host's compiler and the kernels' compiler both read this
+ * file, so it has only plain structs. Each struct has at most 4,000 bytes, to fit into a kernel's parameters. */
 
 typedef struct te__amax_kargs {
     const void *x;
@@ -93,8 +93,8 @@ typedef struct te__fp8_dequantize_kargs {
     int vector; /* whether rows of q start at multiples of 8 bytes and rows of y at multiples of 16 bytes */
 } te__fp8_dequantize_kargs;
 
-/* The arguments of transpose_nibbles. A block transposes two tiles of 256 rows and 64 columns, adjacent along the
- * row. */
+/* The arguments of transpose_nibbles. A block transposes two tiles, which lie side by side. Each tile has 256 rows and
+ * 64 columns. */
 typedef struct te__transpose_nibbles_kargs {
     const void *src; /* [m, lds] */
     void *dst;       /* [n, ldd] */

@@ -30,9 +30,10 @@ typedef struct te__context_merge_kargs {
     int d, x_dt, o_dt;
 } te__context_merge_kargs;
 
-/* Finds the rank *rank that has row w of all sequences in order, and the row's index *local there. Rows behind the last
- * sequence are divided evenly. Returns false if the lengths cannot be split. On a GPU nothing has checked the lengths:
- * if the result is false, the kernel leaves row w where it is. */
+/* Sets *rank to the rank that has row w, and *local to the row's index on that rank. w counts the rows of all
+ * sequences, one sequence after the other. Rows behind the last sequence are divided evenly among the ranks. Returns
+ * false if the lengths cannot be split. On a GPU the lengths have not been checked. If the result is false, the kernel
+ * leaves row w where it is. */
 TE__BOTH bool te__context_place(const te__context_rows_kargs *a, long long w, long long *rank, long long *local) {
     const long long each = a->rows / a->ranks;
     const long long end = a->cu ? a->cu[a->sequences] / a->share : a->rows;

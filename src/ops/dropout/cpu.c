@@ -1,6 +1,7 @@
 /* ops/dropout/cpu.c: the reference of dropout with bias and residual. This file must not depend on CUDA. */
 
-/* The most columns of one row that are processed at a time. Their part of the bias is contiguous too. */
+/* The largest number of columns that are processed at a time. They lie in one row, so their elements of x and of the
+ * bias are contiguous. */
 enum { TE__DROPOUT_RUN = 512 };
 
 typedef struct te__dropout_job {

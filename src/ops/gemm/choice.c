@@ -1,5 +1,6 @@
-/* ops/gemm/choice.c: chooses a tile size and a number of splits of k by a model of the time. The same shapes always get
- * the same bits. It must not depend on the kernels' arguments. A slab is the values of k that a kernel loads at a
+/* ops/gemm/choice.c: chooses a tile size and a number of splits of k. A model estimates the running time of each
+ * choice. Calls with equal arguments and equally aligned data get the same choice on the same GPU, and so the same
+ * bits. This file must not depend on the kernels' arguments. A slab is the values of k that a kernel loads at a
  * time. */
 
 /* One tile size of a kernel. */
@@ -78,12 +79,12 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
     return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
 }
 
-/* Returns the time of a product according to the model. The unit is one slab of a 128 x 256 tile (0.55 us on an H200).
- * `work` is the cost of the epilogue for 128 x 256 values. The model:
- * - A tile costs its slabs, and the stores to D that nothing hides.
- * - Device memory delivers at most 2.2 MB in one unit, and at most 80 KB for each block.
- * - A cluster costs a fixed time to start.
- * - Split-K costs a second launch, and a pass of the partial sums through the L2 cache.
+/* Returns the running time of a product according to the model. The unit of time is the time of one slab of a 128 x 256
+ * tile (0.55 us on an H200). `work` is the time of the epilogue for 128 x 256 values. The model:
+ * - A tile takes the time of its slabs, and of those stores to D that overlap with no other work.
+ * - In one unit of time, device memory delivers at most 2.2 MB in all, and at most 80 KB to each block.
+ * - A cluster takes a fixed time to start.
+ * - Split-K takes the time of a second launch, and of a pass of the partial sums through the L2 cache.
  * The constants were fitted with `te_bench --tune` to measurements of 41 shapes. On 64 shapes the choices were 1 %
  * slower than the best on average, and 11 % at most. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed, const te__gemm_problem *q,

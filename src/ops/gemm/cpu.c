@@ -21,8 +21,8 @@ enum {
 };
 
 /* ---- six rows by 32 columns -------------------------------------------------------------------------------------
- * The micro-kernel computes c[i][j] += sum_p a[p][i] b[p][j]. The six rows are written out, because some compilers
- * would keep the sums of a loop over rows in memory. */
+ * The micro-kernel computes c[i][j] += sum_p a[p][i] b[p][j]. The six rows are written out. In a loop over the
+ * rows, some compilers would keep the sums in memory instead of registers. */
 
 #if defined(__GNUC__)
 #define TE__GEMM_INLINE static inline __attribute__((always_inline))

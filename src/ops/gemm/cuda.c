@@ -1,5 +1,5 @@
-/* ops/gemm/cuda.c: chooses the kernels and launches of matrix products and of grouped GEMMs. Of the CUDA driver, this
- * file must use nothing but tensor maps.
+/* ops/gemm/cuda.c: chooses the kernels and launches of matrix products and of grouped GEMMs. The only part of
+ * the CUDA driver that this file may use is tensor maps.
  *
  * A line is a row of op(A) or a column of op(B). The kernels:
  * - gemm_hopper: wgmma, sm_90a.
@@ -8,8 +8,8 @@
  * - gemv_mn: at most eight lines times an operand that is not K-major.
  * - gemm_naive: any product on any GPU.
  * - gemm_prepare: decodes MXFP8 and NVFP4 into bf16 in the workspace, for all kernels but gemv_k.
- * If each group of a grouped GEMM has its own rows, only the device knows how many. So a launch has as many blocks as
- * there can be tiles. */
+ * If each group of a grouped GEMM has its own rows, only the device knows how many rows each group has. So the host
+ * plans for the largest possible number of tiles. */
 
 /* ---- arguments --------------------------------------------------------------------------------------------------- */
 
@@ -163,8 +163,8 @@ static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int
     return s;
 }
 
-/* Returns whether gemm_prepare can count the pieces of A and B (16 bytes or 16 codes) in 32 bits, even one step of the
- * grid beyond the last piece. */
+/* Returns whether gemm_prepare can count the pieces of A and B (16 bytes or 16 codes) in 32 bits. A thread's counter
+ * must not overflow when its last step takes it beyond the last piece. */
 static bool te__gemm_fits_prepare(const te__gemm_problem *q) {
     te__gemm_prepare_side a = te__gemm_prepare_one(q, 0), b = te__gemm_prepare_one(q, 1);
     return a.rows * (a.ld_out / 16) + b.rows * (b.ld_out / 16) <= 0xf0000000;
@@ -507,9 +507,10 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
 static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* the least number of elements of D for te__gemm_has_phases;
                                                          * tests set a smaller number */
 
-/* Returns whether D is computed in phases. TMA stores only rows that start and end at multiples of 16 bytes. Phase i
- * takes the rows i, i + phases, ..., whose addresses are equal modulo 16, and their aligned columns. The extra launches
- * pay off if D is large and k is short: a long k hides the stores. */
+/* Returns whether D is computed in phases. TMA stores only rows that start and end at multiples of 16 bytes. Of P
+ * phases, phase i takes the rows i, i + P, i + 2 P and so on. The addresses of these rows are equal modulo 16, and the
+ * phase computes only their aligned columns. The extra launches pay off if D is large and k is short. If k is long, the
+ * multiplications hide the time of the stores. */
 static bool te__gemm_has_phases(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate ||
@@ -519,8 +520,8 @@ static bool te__gemm_has_phases(const te__gemm_problem *q) {
            a->k * te__dtype_size(q->a.dtype) <= 5120 &&
            !te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype));
 }
-/* Plans a D in phases: for each phase its aligned columns, then the first and the last columns of all rows by two
- * GEMVs. */
+/* Plans D in phases. Each phase computes the aligned columns of its rows. Then two GEMVs compute the first and the last
+ * columns of all rows. */
 static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     const int64_t size = te__dtype_size(a->d->dtype), of_a = te__dtype_size(q->a.dtype), piece = 16 / size,

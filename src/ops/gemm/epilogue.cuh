@@ -14,8 +14,9 @@
 #include "ops/gemm/kargs.h"
 
 // ---- D, aux and bias: f32, f16 or bf16, known at run time ------------------------------------------------------
-// The branches of te_gemm_load and te_gemm_store pass a constant format to te_load8, te_load and te_store. So the
-// compiler keeps only the code for this format. If N is 8, the elements start at a multiple of 16 bytes.
+// te_gemm_load and te_gemm_store call te_load8, te_load and te_store in one branch for each format. In a branch the
+// format is a constant, so the branch has the code for this format alone. N is the number of elements. If N is 8, the
+// elements start at a multiple of 16 bytes.
 
 // Loads N elements as floats. A loop over the formats would change the order of gemv_k's loads (tests/bench/notes.md).
 template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {
@@ -72,8 +73,9 @@ TE_DEV float2 te_gemm_sigmoid2u(float x, float y) {
     return make_float2(r * b, r * a);
 }
 TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }
-// Returns GELU's derivatives at x and y, which must be between -8 and 8 or NaN. x and y share one reciprocal, but a NaN
-// changes only its own result: fminf turns the exponential of NaN into 2^60, and the factor x (or y) is NaN.
+// Returns GELU's derivatives at x and y, which must be between -8 and 8 or NaN. x and y share one reciprocal. If one
+// of them is NaN, the result for the other is still right, because te_gemm_exp_minus_2u turns NaN into 2^60. The result
+// for the NaN is NaN, because x (or y) is also a factor of its own result.
 TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {
     float2 s = te_gemm_sigmoid2u(x, y);
     return make_float2(fmaf(x * fmaf(x * x, 0.2140644486f, 1.59576912f), fmaf(-s.x, s.x, s.x), s.x),

@@ -234,8 +234,7 @@ TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES 
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
-// One work item: the range of k of one split of a tile. On entry, `group_` is the group of the block's previous item.
-// On return, `group_` is the group of this item. A block takes its items in ascending order.
+// A work item is a tile of D with the range of k of one split.
 struct te_work {
     int row, col, rows_end, slabs, k0;
     int split;  // the third coordinate in D's tensor map: the split, or the group if the groups divide k
@@ -250,6 +249,8 @@ struct te_work {
         te_sts16(entry + 16, make_uint4((te_u32)row, (te_u32)col, (te_u32)rows_end, (te_u32)slabs));
         te_sts16(entry + 32, make_uint4((te_u32)k0, (te_u32)split, (te_u32)before, (te_u32)group));
     }
+    // Finds item number `work`. A block takes its items in ascending order. `group_` is the group of the block's
+    // previous item. The constructor sets `group_` to the group of this item.
     TE_DEV te_work(const te__gemm_hopper_kargs &all, te_u32 work, te_u32 rank, te_u32 &group_) : group(0) {
         const te__gemm_kargs &a = all.g;
         te_u32 tile, across = te_tiles_n(a), down = te_tiles_m(a), tm, tn;
@@ -497,7 +498,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     // early.
     if (PINGPONG && group == 1) te_meet_later<256>(3);
     // PROMOTE: a warpgroup waits until the other has done half of its multiplications. So one adds its sums while the
-    // other multiplies. The wait only saves time, and is bounded.
+    // other multiplies. The wait is only for speed, and ends after a few tries. Results do not depend on it.
     auto set_busy = [&](te_u32 is) {
         if (threadIdx.x % 128 == 0) te_sts4(busy + 4 * group, is);
     };

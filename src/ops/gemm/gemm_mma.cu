@@ -227,8 +227,8 @@ struct te_fragments {
 // Adds A B over 32 bytes of k to acc.
 TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
 #if FP8 && !TE_HAS_FP8_MMA
-    // A word has four FP8 codes, but mma.sync of f16 takes two values a word. The order of k may change, if A and B
-    // agree.
+    // A word has four FP8 codes, but mma.sync of f16 takes two values a word. So the lower two codes of each word go to
+    // one mma.sync, and the upper two to another. This changes the order of k, but in A and B alike.
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         te_u32 bh[NI][2];

@@ -51,8 +51,8 @@
 // The values of PIECE lines (rows of A or columns of B) for one k.
 struct te_gemv_piece {
     te_u32 word[PIECE / 2];
-    // Nothing may write the memory at `at` while the kernel runs. If PIECE is 4, the first asm does not run. It then
-    // names words 0 and 1 in place of words 2 and 3, which do not exist.
+    // Nothing may write the memory at `at` while the kernel runs. If PIECE is 4, words 2 and 3 do not exist. The first
+    // asm does not run then, but must compile. So its last two operands are words PIECE / 2 - 2 and PIECE / 2 - 1.
     TE_DEV void load(te_u64 at) {
         if (PIECE == 8)
             asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -15,9 +15,10 @@ typedef struct te__gemm_grouping {
 
 /* The arguments of D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0), as in te_op_gemm_args. */
 typedef struct te__gemm_kargs {
-    long long k_split; /* values of k in one split: at least k, or a multiple of a kernel's slab. The first member
-                        * must be one that no kernel changes. NVRTC 12.0 has a bug: a kernel that changes the first
-                        * member in its own copy of the struct may still read the old value */
+    long long k_split; /* values of k in one split, a multiple of a kernel's slab. If k is not split, k_split is k or
+                        * more. The first member must be one that no kernel changes. Because of a bug in NVRTC 12.0, a
+                        * kernel that changes the first member in its own copy of the struct may still read the old
+                        * value */
     const void *a, *b; /* op(A) m x k: element (i, p) at i * lda + p, or p * lda + i if a_t */
     void *d;           /* [m, ldd] */
     void *aux;         /* [m, ldaux] of d_dt, or NULL */

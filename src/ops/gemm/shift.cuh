@@ -2,7 +2,8 @@
 #pragma once
 #include "device/base.cuh"
 
-// `lo` and then `hi` are 32 bytes. Returns sixteen of them, from byte number `by` on. `by` is 0 to 15.
+// Takes `lo` followed by `hi` as an array of 32 bytes. Returns sixteen bytes of the array. The first of them has index
+// `by` (0 to 15).
 TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {
     te_u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}, out[4];
     if (by & 8) {

@@ -1,5 +1,5 @@
-/* ops/kv/cuda.c: chooses the kernels and launches for sequence lengths and KV caches. This file must not call the CUDA
- * driver. */
+/* ops/kv/cuda.c: chooses the kernels for sequence lengths, KV caches and causal masks, and plans their launches. This
+ * file must not call the CUDA driver. */
 
 static te_result te__cuda_plan_cu_seqlens(te__plan *p, const te_op_cu_seqlens_args *args) {
     const te__cu_seqlens_kargs a = te__cu_seqlens_problem(args);

@@ -15,8 +15,9 @@ typedef struct te__cu_seqlens_kargs {
 typedef struct te__kv_side {
     const void *x;
     void *cache;               /* [pages, page_size, heads, d] */
-    long long x_s, x_b, x_h;   /* strides of x in elements: from one token, sequence or head to the next */
-    long long page, row, head; /* strides of the cache in elements: from one page, row (token) or head to the next */
+    long long x_s, x_b, x_h;   /* strides of x in elements, from one token (x_s), sequence (x_b) or head (x_h) to the
+                                * next */
+    long long page, row, head; /* strides of the cache in elements, from one page, row (token) or head to the next */
     int d, x_dt, cache_dt;
 } te__kv_side;
 
@@ -45,8 +46,8 @@ typedef struct te__causal_mask_kargs {
     int dt, strict;
 } te__causal_mask_kargs;
 
-/* Returns the position in the mask of the first element of the checked row number `at`. Sets *i to the row's index
- * within its matrix. */
+/* Returns the position in the mask of the first element of a row. `at` is the row's index among the rows that are
+ * checked. Sets *i to the row's index within its matrix. */
 TE__BOTH long long te__mask_row(const te__causal_mask_kargs *a, long long at, long long *i) {
     const long long matrix = a->strict ? at / a->s : at / 2, h = a->strict ? matrix % a->heads : 0,
                     b = a->strict ? matrix / a->heads : matrix;

@@ -1,4 +1,5 @@
-/* ops/kv/op.c: checks the calls for sequence lengths and KV caches. This file must not depend on the backend. */
+/* ops/kv/op.c: checks the arguments of the operations on sequence lengths, KV caches and causal masks. This file must
+ * not depend on the backend. */
 
 static te_result te__check_cu_seqlens(te_ctx *te, te_op_cu_seqlens_args *a) {
     char text[TE__SHAPE_TEXT];

@@ -50,8 +50,8 @@ TE_DEV void te_convert(const te__copy_kargs &a, te_i64 from, te_i64 to) {
     else te_store_integer(a.dst, to, DST_DT, te_truncate(te_load(a.src, from, SRC_DT), DST_DT));
 }
 
-// Sets `from` and `to` to the positions of item i in src and dst. Divides in 64 bits only if 31 bits are not enough,
-// since division in 32 bits is much faster.
+// Computes the position `from` of item i in src and its position `to` in dst. Divides in 64 bits only if 31 bits are
+// not enough, since division in 32 bits is much faster.
 TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &to) {
     from = to = 0;
     if (a.ndim == 1) {

@@ -30,7 +30,8 @@ static int te__copy_run_width(const te__copy_walk *w, const te_tensor *src, cons
     return width;
 }
 
-/* Plans one launch. `offset` is the number of elements of a contiguous copy to skip in both src and dst. */
+/* Plans one launch. Skips the first `offset` elements of src and dst. If `offset` is not 0, both must be
+ * contiguous. */
 static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor *src, const te_tensor *dst,
                             int64_t offset, int unit, int width) {
     te__launch *l = te__plan_launch(p, "math", "copy");

@@ -4,8 +4,8 @@
 //   block b     sorts the bucket of ids b * bucket .. (b + 1) * bucket - 1. It reads all ids.
 //   warp w      reads the w-th of 32 equal stretches of the tokens.
 //
-//   pass 1      Counts the tokens of id i in stretch w: place[w][i]. `below` counts tokens with smaller ids than the
-//               bucket has.
+//   pass 1      place[w][i] counts the tokens of id i in stretch w. below[w] counts the tokens of stretch w whose ids
+//               are less than the bucket's first id.
 //   between     Turns each count into the position of the first token of id i in stretch w. Positions are ordered by
 //               id, then by stretch.
 //   pass 2      Writes each token to its position. match_any ranks equal ids among 32 tokens of a warp. Of the first
@@ -48,8 +48,8 @@ extern "C" __global__ void __launch_bounds__(1024, 2)
 
     for (int i = lane; i < ids; i += 32) place[warp][i] = 0;
     __syncwarp();
-    // All lanes make the same number of iterations, because the warp votes need all lanes. Four groups of 32 ids are
-    // loaded at once.
+    // All lanes make the same number of iterations, because each lane must take part in the votes of the warp (ballot,
+    // any, match_any). Four groups of 32 ids are loaded at once.
     for (te_i64 t = begin; t < end; t += 128) {
         te_i64 id[4];
 #pragma unroll

@@ -111,7 +111,8 @@ typedef struct te__embedding_fwd_kargs {
     void *y;                 /* [tokens, h] */
     struct te__outside *outside;
     long long tokens, vocab, h;
-    long long all, first; /* The vocabulary has `all` rows. The table has a part of them, from row `first` on */
+    long long all, first; /* all: rows of the vocabulary; first: the row of the vocabulary where the table begins. The
+                           * table has `vocab` of these rows */
     int ids_dt, table_dt, y_dt;
     int from_end; /* whether negative ids count from the end of the vocabulary */
     int vector;   /* whether rows of table and y start at multiples of 16 bytes */

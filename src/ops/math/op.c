@@ -172,8 +172,8 @@ static te_result te__check_random(te_ctx *te, te_op_random_args *a) {
                         (double)a->a, (double)a->b);
     return te__want_rng(te, "random", a->rng);
 }
-/* Returns the largest number that a uniform random number may be. It is below b, unless a is b. A limit is needed since
- * a + u (b - a) may round to b in f32. */
+/* Returns the largest value of a uniform random number in the range from lo = a->a to hi = a->b. It is below hi, unless
+ * lo equals hi. A limit is needed since lo + u (hi - lo) with u < 1 may round to hi in f32. */
 static float te__random_below(const te_op_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
 
 /* ---- axpby, sums ---- */

@@ -162,9 +162,9 @@ static int64_t te__moe_row(const te__moe_route *r, int64_t t, int64_t i, int64_t
     return row >= 0 && row < r->rows ? row : -1;
 }
 
-/* Returns the inverse map, an array [rows] of *bytes bytes that the caller frees. If row r gets a copy of a token,
- * element r of the map is token * copies + place (see te__moe_row). Otherwise element r is -1. Returns NULL if memory
- * is short. */
+/* Returns the inverse map, an array [rows]. The caller frees it. Sets *bytes to the size of its memory. If row r gets a
+ * copy of a token, element r of the array is token * copies + place (see te__moe_row). Otherwise element r is -1.
+ * Returns NULL if memory is short. */
 static int32_t *te__moe_invert(te_ctx *te, const te__moe_route *r, size_t *bytes) {
     int32_t *source;
     int64_t t, i, row;

@@ -44,10 +44,10 @@ typedef struct te__moe_local_kargs {
  * their order. */
 typedef struct te__moe_sort_kargs {
     const void *experts;             /* [items]: the keys, if `from` is NULL */
-    const int *from;                 /* [2, items]: the items after the previous pass, first their keys, then their
-                                      * places before the first pass. NULL in the first pass */
-    int *to;                         /* [2, items]: keys and places in their new order; NULL in the last pass, which
-                                      * writes the map instead */
+    const int *from;                 /* [2, items]: the items in the order of the previous pass. Row 0 has their keys.
+                                      * Row 1 has their indices in `experts`. NULL in the first pass */
+    int *to;                         /* [2, items]: the same rows as in `from`, in the order of this pass. NULL in the
+                                      * last pass, which writes `map` instead */
     int *map;                        /* [topk, tokens] */
     int *counts;                     /* [256, chunks] */
     long long items, chunks, tokens, topk, kept;

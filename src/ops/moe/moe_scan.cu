@@ -1,5 +1,6 @@
 // ops/moe/moe_scan.cu: replaces each number of counts [buckets, chunks] by the sum of all numbers before it. Writes the
-// total of each bucket to counts_out. A bucket is an expert, or a value of eight bits of a key.
+// total of each bucket to counts_out. A bucket is an expert. In a pass of the sort (moe_sort.cu), a bucket is one
+// value of the eight bits of the key that the pass sorts by.
 //
 // Launch: one block of 1024 threads, each of which takes TE__MOE_SCAN counts at a time.
 //

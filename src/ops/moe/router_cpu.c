@@ -24,8 +24,8 @@ static void te__softmax_of(const float *x, const uint8_t *map, int64_t n, float 
     for (e = 0; e < n; e++) y[e] = (float)((double)y[e] / sum);
 }
 
-/* Writes the indices of the `count` largest of key[0 .. n-1] to `which`, and marks them in `taken`. Of equal keys,
- * the lower index comes first. Keys must not be NaN. */
+/* Finds the `count` largest of key[0 .. n-1]. Writes their indices to which[], and marks them in taken[]. Of equal
+ * keys, the lower index comes first. Keys must not be NaN. */
 static void te__choose(const float *key, int64_t n, int count, uint8_t *taken, int32_t *which) {
     int64_t e;
     int i;

@@ -1,5 +1,5 @@
-/* ops/mxfp8/cpu.c: the reference of the MXFP8 casts, whose bytes every GPU gives too. This file must not depend on the
- * kernels. */
+/* ops/mxfp8/cpu.c: the CPU's reference of the MXFP8 casts. The kernels write the same bytes on every GPU. This file
+ * must not depend on the kernels. */
 
 enum { TE__MX_COLUMNS = 128, TE__MX_TILE_GROUPS = TE__MX_COLUMNS / TE__MX_GROUP };
 

@@ -84,8 +84,9 @@ TE_DEV float te_mx_group_most(const float v[4], int lane) {
     return fmaxf(up ? b : a, __shfl_xor_sync(TE_MX_ALL, up ? a : b, 1));
 }
 
-// Writes the codes of the thread's elements to `to`, but only in the first `rows` rows and the first `there` columns.
-// `scale` has eight factors of columns, or four factors of rows.
+// Writes the codes of the thread's 4 x 8 elements. `to` is the address of the first code. The output has only the first
+// `rows` of the four rows, and the first `there` of the eight columns. If `columnwise`, `scale` has a factor for each
+// column, otherwise for each row.
 TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_raw<TE_ANY> w[4], int dt,
                               const float scale[8], bool columnwise, int y_dt) {
 #pragma unroll

@@ -35,8 +35,9 @@ static int64_t te__norm_shared_limit(int sm) {
     return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024;
 }
 
-/* Returns whether norm_fwd_queue runs instead of norm_fwd, which gives the same bits. norm_fwd_queue needs an x of
- * 32 MB or more, in rows of 4 to 16 KB. A block with longer rows would fill a multiprocessor. */
+/* Returns whether norm_fwd_queue should run instead of norm_fwd. Both give the same bits. norm_fwd_queue is for an x of
+ * 32 MB or more, in rows of 4 to 16 KB. With longer rows, a multiprocessor would run only one block, and nothing while
+ * this block waits. */
 static bool te__norm_wants_queue(const te__plan *p, int64_t m, int64_t n, te__norm_tiling t, te_dtype dtype) {
     return te__norm_shared_limit(p->sm) >= 227 * 1024 && te__dtype_size(dtype) == 2 && n >= 2048 && t.warps <= 8 &&
            m <= 1 << 30 && m * n >= 16 << 20;

@@ -54,8 +54,8 @@ struct te_norm_feed {
         if (left == 0 && row < (int)a.m) {
             int unit = taken < a.own ? (int)(blockIdx.x + taken * gridDim.x) : (int)(a.own * gridDim.x + granted);
             row = min(unit * a.unit, (int)a.m), left = a.unit, taken++;
-            // The block increments the counter when it takes its last own unit, and again for each later unit. After
-            // `questions` increments by all blocks, the counter is 0 again.
+            // The block increments the counter when it takes the last of its first `own` units, and again for each
+            // later unit. After `questions` increments in total, over all blocks, the counter is 0 again.
             if (taken >= a.own && row < (int)a.m) granted = atomicInc(a.counter, (te_u32)a.questions - 1);
         }
         queue.rows[place] = row;

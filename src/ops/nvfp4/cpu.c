@@ -1,5 +1,5 @@
-/* ops/nvfp4/cpu.c: the reference of the NVFP4 amaxes and casts, whose bytes every GPU gives too. Casts are divided
- * into strips of 16 rows of x, so that no two threads write the same byte. */
+/* ops/nvfp4/cpu.c: the CPU's reference of the NVFP4 amaxes and casts. The kernels write the same bytes on every GPU.
+ * Casts are divided into strips of 16 rows of x, so that no two threads write the same byte. */
 
 static bool te__nvfp4_noop(const te_tensor *noop) { return noop && *te__f32_data(noop) == 1.0f; }
 

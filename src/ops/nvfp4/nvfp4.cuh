@@ -32,12 +32,12 @@ TE_DEV float te_nvfp4_fma_sat(float a, float b, float c) {
 // Rounds four magnitudes y (>= 0, no NaN) to codes in the low 16 bits. The first code is in the lowest four bits. The
 // code is piecewise linear in y:
 //
-//   2 y up to 2,  y + 2 up to 4,  y / 2 + 4 up to 6
+//   2 y for y <= 2,  y + 2 for 2 <= y <= 4,  y / 2 + 4 for 4 <= y <= 6
 //
 // So the code is a sum of three terms: 4 s(y / 2) + 2 s(y / 2 - 1) + s(y / 2 - 2), where s clamps to 0 .. 1. At most
-// one s is not 0 or 1, so at most one term has a fraction. The terms are added to 2^23, where an f32 holds only
-// integers. So the sum is rounded: to nearest with ties to even codes, or down if `down` is set. Multiplying by 16
-// makes space for the next code.
+// one of the three s lies between 0 and 1, so at most one term has a fraction. The terms are added to 2^23, where an
+// f32 holds only integers. So the sum is rounded to nearest with ties to even codes, or down if `down` is set.
+// Multiplying by 16 makes space for the next code.
 template <bool down> TE_DEV float te_nvfp4_add(float a, float b, float c) {
     return down ? __fmaf_rd(a, b, c) : __fmaf_rn(a, b, c);
 }
@@ -70,9 +70,11 @@ TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {
 }
 // Returns eight codes with the stochastic rounding of te__nvfp4_stochastic. `random` has a byte k for each element.
 //
-// `twice` is twice the step: 1 for |y| < 2, otherwise the largest power of two not above |y|. For |y| > 8 the step does
-// not matter, since the largest code is 6. A byte k in the last bits of the float 16384 makes it 16384 + k / 512.
-// Subtracting 16384 is exact.
+// te__nvfp4_stochastic adds (k / 256) * step to |y|, where y is v * multiplier, and `step` is the distance between
+// neighbouring codes at |y|. Here the same summand is (k / 512) * twice, where `twice` is 2 * step. `twice` is 1 for
+// |y| < 2, otherwise the largest power of two not above |y|. For |y| > 8 the step does not matter, since the largest
+// code stands for 6. With the byte k in its last bits, the float 16384 becomes 16384 + k / 512. Subtracting 16384 is
+// exact.
 TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, const te_u32 random[2]) {
     float t[8];
 #pragma unroll
@@ -162,8 +164,8 @@ TE_DEV void te_nvfp4_draw(const te_nvfp4_rounding &how, te_u64 block, te_u32 ran
 TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 random[4], int i) {
     return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);
 }
-// Quantizes 16 elements one by one. Blocks with a NaN need this, and with stochastic rounding also blocks with an
-// infinite product.
+// Quantizes 16 elements one by one. A block with a NaN needs this. With stochastic rounding, a block in which an
+// element times `multiplier` is not finite needs this too.
 TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {
     te_u32 w[2] = {0, 0};
 #pragma unroll

@@ -103,7 +103,8 @@ struct te_nvfp4_tile {
     TE_DEV void cast(const te__nvfp4_quantize_kargs &a) const;
 };
 
-// Issues the loads of the tile. The caller must call te_cp_async_wait<0>() and pass a barrier before it reads the tile.
+// Issues the loads of the tile. Before the block reads the tile, all threads must call te_cp_async_wait<0>() and then
+// __syncthreads().
 TE_DEV void te_nvfp4_tile::load(const te__nvfp4_quantize_kargs &a) const {
     int t = threadIdx.x;
     if (a.vector_x && first_row + 128 <= a.m && first_col + TE_COLUMNS <= a.n) {

@@ -1,8 +1,8 @@
 // ops/optim/adam_states.cu: one Adam or AdamW step (see adam.cu) over many tensors whose states are not all in f32. A
 // master may be stored as its remainders (see arithmetic.h).
 //
-// A state with a scale is measured first (adam_amax), and stored by a second computation of the step. This saves an f32
-// copy of the state.
+// For a state with a scale, adam_amax has already computed the step to find the largest magnitude of the state. This
+// kernel computes the step again and stores the state. So no f32 copy of the state is needed.
 //
 // Launch: block 256; the grid has one block for each chunk of 4096 elements. If found_inf is not 0, nothing is written.
 //

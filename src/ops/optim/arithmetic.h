@@ -3,8 +3,8 @@
 #ifndef TE__OPTIM_ARITHMETIC_H
 #define TE__OPTIM_ARITHMETIC_H
 
-/* Returns the largest magnitude that a state with a scale may store: the largest e4m3 code, or half of the largest
- * f16. With half, the sum of two states stays finite. */
+/* Returns the largest magnitude that a state with a scale may store. For e4m3 this is the largest e4m3 number. For f16
+ * this is half of the largest f16 number, so that the sum of two states stays finite. */
 TE__BOTH float te__state_range(int e4m3) { return e4m3 ? 448.0f : 32752.0f; }
 /* Returns the factor by which elements are multiplied before they are rounded. For an amax of 0 the factor does not
  * matter. */

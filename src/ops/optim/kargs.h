@@ -5,9 +5,10 @@
 
 /* The numbers of a step of Adam. */
 typedef struct te__adam_numbers {
-    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL. lr_device and unbias point to the numbers of this
-                                                      * launch, inside tables for all groups of parameters. */
-    const float *unbias; /* [2]: replaces unbias1 and unbias2; or NULL */
+    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL. lr_device points into a table that has one
+                                                      * learning rate for each group of parameters */
+    const float *unbias; /* [2], or NULL. Replaces unbias1 and unbias2. Points into a table that has two numbers for
+                          * each group of parameters */
     float lr, beta1, beta2, eps, weight_decay;
     float unbias1, unbias2; /* 1 / (1 - beta^step) */
     int l2_mode;

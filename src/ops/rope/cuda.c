@@ -15,8 +15,9 @@ static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     k->vector = a->d % 8 == 0 && a->half % 8 == 0 && te__rope_view_is_aligned(&a->packed) &&
                 te__rope_view_is_aligned(&a->q) && te__rope_view_is_aligned(&a->k) && te__rope_view_is_aligned(&a->v);
     units = heads * (a->d - a->half) / (k->vector ? 8 : 1);
-    /* A block gets tokens for 2 to 8 units of work (te_rope_walk) per thread, so that the grid fills the GPU. The
-     * angles of a block take at most 32 KB. */
+    /* A block has enough tokens to give each thread 8 units of work. If the grid would then have fewer than 4 blocks
+     * for each SM, a block has fewer tokens, but at least 2 units for each thread. The angles of a block take at most
+     * 32 KB. */
     k->tokens = (int)te__max(2 * TE__ROPE_THREADS / units,
                              te__min(8 * TE__ROPE_THREADS / units, tokens / (4 * p->num_sms)));
     k->tokens = (int)te__max(1, te__min(k->tokens, (a->has_freqs ? 2048 : 4096) / te__max(a->half, 1)));

@@ -4,7 +4,8 @@
 /* The limit of |position_offset|. It keeps the sum of the offset, a token's index and a start position inside 64
  * bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
-/* The largest number of context-parallel ranks. The number of chunks, twice as large, must fit an int. */
+/* The largest number of context-parallel ranks. It keeps 2 * cp_size, the number of chunks, well inside an
+ * int. */
 #define TE__ROPE_MAX_RANKS (1 << 20)
 
 /* Checks a table of angles for b sequences. Sets rotary_dim to the width of the table. */

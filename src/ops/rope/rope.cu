@@ -79,8 +79,9 @@ template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const flo
     else te_store(p, at, dt, v[0]);
 }
 
-// The current unit of work of a thread: W channel pairs, or W channels without a pair. `head` is the n of
-// te__rope_packed_head. next() goes TE__ROPE_THREADS units further, without a division.
+// The current unit of work of a thread: W channel pairs, or W channels without a pair. `head` is an index among
+// the processed heads. te__rope_packed_head converts this index to an index in `packed`. next() goes TE__ROPE_THREADS
+// units further, without a division.
 struct te_rope_walk {
     int units, heads; // units per head, heads per token
     int unit, head, token, on_unit, on_head, on_token;

@@ -1,5 +1,5 @@
-/* ops/stats/cpu.c: the CPU's reference of the error statistics, with sums in double. The work is split by the number of
- * elements alone. So the number of threads does not change the sums. */
+/* ops/stats/cpu.c: the CPU's reference of the error statistics, with sums in double. The elements are always split into
+ * TE__STATS_PARTS parts. So the number of threads does not change the sums. */
 
 enum { TE__STATS_PARTS = 64, TE__STATS_PIECE = 1024 };
 

@@ -19,9 +19,8 @@
 #define TE_PRINTF(f, a)
 #endif
 
-/* TE_API is the linkage of every public function: extern in C, and extern "C" in C++. If a source file defines
- * TE_STATIC and TE_IMPLEMENTATION before it includes te.h, this file contains the implementation, and all functions are
- * static. */
+/* TE_API is the linkage of every public function: extern in C, and extern "C" in C++. A source file that defines
+ * TE_STATIC before it includes te.h must contain the implementation too. All functions are then static. */
 #ifdef TE_STATIC
 #define TE_API static TE_MAYBE_UNUSED
 #elif defined(__cplusplus)

@@ -64,7 +64,7 @@ typedef struct te_cast_model_desc {
  * bit. In a model with sharded parameters a word that is not strict keeps only buffers; one warning says so.
  * An optimizer's master weights and moments are not cast. If the cast takes a parameter out of f32, the next optimizer
  * step makes a master weight for the parameter, unless the optimizer has no_master_weights.
- * TE_ERR_DTYPE if desc->dtype is another format. */
+ * TE_ERR_DTYPE if desc->dtype is not f32, f16 or bf16. */
 TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *desc);
 
 /* Copies of tensors in f32, by path. */

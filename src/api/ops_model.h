@@ -221,7 +221,7 @@ typedef struct te_op_scaled_act_fwd_args {
     te_activation_params activation_params; /* as in te_op_act_fwd */
 } te_op_scaled_act_fwd_args;
 /* dx = (dy * act_scales) * act'(x), in the shape of x. dx may be x, or dy if the activation is not gated. dact_scales
- * [M], optional, any float format: the row sums of dy * act(x), in f32. */
+ * [M] of any float format, optional: the row sums of dy * act(x), accumulated in f32. */
 typedef struct te_op_scaled_act_bwd_args {
     const te_tensor *dy, *x, *act_scales;
     te_tensor *dx, *dact_scales;

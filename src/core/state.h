@@ -131,8 +131,8 @@ typedef struct te__var {
     bool leaf;       /* a parameter, or an input marked by the program: the gradient is kept after the backward pass */
     bool played;     /* the backward function of the node that made the tensor has run, and the node is gone */
     bool fresh;      /* in te->tape.fresh */
-    bool passing;    /* the variable was made while a te_backward ran. If a backward function calls te_backward too,
-                      * the gradient from this inner call is kept even if the outer te_backward fails */
+    bool passing;    /* the variable was made while te_backward ran. If an inner te_backward gives it a gradient, the
+                      * variable keeps this gradient even if the outer te_backward fails */
     uint64_t pass;   /* the number (te->tape.passes) of the last backward pass that could reach the variable */
     te_tensor *grad; /* if `leaf` is true, the sum of all gradients so far; otherwise the sum so far in the current
                       * te_backward */

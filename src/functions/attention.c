@@ -604,10 +604,12 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
     return te__score_mod_keep(parts[0]->te, &args->rule.score_mod);
 }
 
-/* Runs te_attention. If p is NULL, `parts` are q, k and v.
- * Otherwise views of a packed tensor replace `parts`. The packed tensor is parts[0] or, if p->keys is true, parts[1]
- * (keys and values).
- * If te__packing_spreads is true, the te_attn_rule must be the same for all sequences and heads. */
+/* Runs te_attention.
+ * - p is NULL: `parts` has q, k and v.
+ * - p->keys is false: parts[0] is q, k and v packed in one tensor. The function makes the three views.
+ * - p->keys is true: parts[0] is q, and parts[1] is k and v packed in one tensor. The function makes the two views.
+ * If te__packing_spreads(p), each group of heads counts as a sequence. So desc->rule must treat all sequences and heads
+ * alike. */
 static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, const te_attn_desc *desc) {
     const te__packing apart = TE_ZERO;
     te__attention_state state;

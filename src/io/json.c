@@ -178,7 +178,7 @@ static bool te__json_end(te__json *j) {
     return j->at == j->end || te__json_fail(j, "something follows the end");
 }
 
-/* Reads a whole number from 0 to 2^63 - 9. */
+/* Reads a whole number from 0 to 2^63 - 1. */
 static uint64_t te__json_uint(te__json *j) {
     uint64_t value = 0;
     if (j->failed) return 0;
@@ -188,11 +188,12 @@ static uint64_t te__json_uint(te__json *j) {
         return 0;
     }
     for (; *j->at >= '0' && *j->at <= '9'; j->at++) {
-        if (value > ((uint64_t)INT64_MAX - 9) / 10) {
+        const uint64_t digit = (uint64_t)(*j->at - '0');
+        if (value > ((uint64_t)INT64_MAX - digit) / 10) {
             te__json_fail(j, "a number that 63 bits cannot hold");
             return 0;
         }
-        value = value * 10 + (uint64_t)(*j->at - '0');
+        value = value * 10 + digit;
     }
     if (*j->at == '.' || *j->at == 'e' || *j->at == 'E') te__json_fail(j, "a number that is not whole");
     return value;

@@ -299,7 +299,7 @@ static te_inject_reason te__attn_params_of(te_module *m, te_attn_params *p) {
     if (a.sliding_window > 0) {
         p->window_size.on = true;
         p->window_size.left = a.sliding_window - 1;
-    } else if (s)
+    } else if (a.sliding_window == 0 && s)
         p->window_size = s->rule.window;
     p->softmax_scale = te__attn_scale(a.scaling == 0.0f && s ? s->rule.softmax_scale : a.scaling, a.head_dim);
     return TE_INJECT_OK;

@@ -478,7 +478,7 @@ typedef struct te__args {
 TE_OP_LIST(TE__ARGS_COLLECT)
 #undef TE__ARGS_COLLECT
 
-/* Fills in *l with the arguments of a call, valid as long as `args` exists. If `all` is true, *l includes the optional
+/* Fills in *l, the list of a call's arguments. *l points into `args`. If `all` is true, *l includes the optional
  * arguments that are NULL. */
 static void te__args_of(te__args *l, te_op op, void *args, bool all) {
     static te__arg *(*const collect[TE_OP_COUNT])(te__arg *, void *, bool) = {NULL,

@@ -19,7 +19,8 @@ TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *t
     if (per_tensor) *per_tensor = NULL;
     if (!te) return NULL;
     if (num_tensors < 0)
-        return te__no_tensor(te, TE_ERR_INVALID, "te_multi_tensor_l2norm: num_tensors is %d", num_tensors);
+        return te__no_tensor(te, TE_ERR_INVALID, "%s: num_tensors is %d",
+                             inv_scale ? "te_multi_tensor_unscale_l2norm" : "te_multi_tensor_l2norm", num_tensors);
     args.tensors = (const te_tensor *const *)tensors;
     args.num_tensors = num_tensors;
     args.inv_scale = inv_scale;

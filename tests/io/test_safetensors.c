@@ -196,6 +196,7 @@ TE_TEST(safetensors_refuses_hostile_headers) {
         {T("[1e0]", "[0,4]"), 4, "not whole"},
         {T("[01]", "[0,4]"), 4, "whole number"},
         {T("[\"1\"]", "[0,4]"), 4, "whole number"},
+        {T("[9223372036854775807]", "[0,4]"), 4, "more elements than 64 bits can count"},
         {T("[9223372036854775808]", "[0,4]"), 4, "63 bits"},
         {T("[99999999999999999999999]", "[0,4]"), 4, "63 bits"},
         {T("[4611686018427387904,4]", "[0,0]"), 0, "more elements than 64 bits can count"},

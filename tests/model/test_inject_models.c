@@ -82,6 +82,10 @@ TE_TEST_DEVICES(inject_language_models) {
             CHECK(te_infer_attn_params(attention_at(m, layer), &p));
             CHECK(p.num_heads == 4 && p.num_kv_heads == 2 && p.head_dim == (gemma ? 16 : 8) && p.window_size.on == (gemma && slides[layer]) && (!p.window_size.on || p.window_size.left == 3));
             CHECK(p.softmax_scale == (gemma ? 0.2f : 0.353553391f));
+            /* a negative window of the user's means none, whatever the layer has */
+            te_module_set_attn_attributes(attention_at(m, layer), &(te_attn_attributes){.sliding_window = -1});
+            CHECK(te_infer_attn_params(attention_at(m, layer), &p) && !p.window_size.on);
+            te_module_set_attn_attributes(attention_at(m, layer), &(te_attn_attributes){0});
         }
         CHECK(strcmp(names_of(m), names) == 0);
         /* keys and values of earlier calls: DotProductAttention takes these calls as well */

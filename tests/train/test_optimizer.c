@@ -398,5 +398,5 @@ TE_TEST_DEVICES(multi_tensor_functions) {
     CHECK(te_tensor_item(te_multi_tensor_l2norm(te, list, 2, NULL)) == 26 && te_tensor_item(found_inf) == 0);
     CHECK_OK(te);
     CHECK(te_multi_tensor_l2norm(te, list, -1, NULL) == NULL);
-    CHECK_ERROR(te, TE_ERR_INVALID, "num_tensors is -1");
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_multi_tensor_l2norm: num_tensors is -1");
 }

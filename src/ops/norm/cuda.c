@@ -99,8 +99,8 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         if (queued) {
             te__norm_plan_queue(p, l, k, t);
         } else if (in_registers) {
-            /* A multiprocessor runs 36 warps at once if `packed`, and 24 if not. Rows of more than 8 warps are
-             * packed, so that at least two blocks fit. */
+            /* X_PACKED: the kernel uses fewer registers, so that a multiprocessor runs 36 warps at once, not 24. With
+             * more than 8 warps in a block, two blocks fit only so. */
             bool quantized = te__is_fp8(a->y->dtype), full = t.full && ld == n;
             bool packed = quantized || k->amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
             int rows = t.warps == 1 ? 4 : 1, warps = t.warps * rows;

@@ -32,8 +32,10 @@ typedef struct te_attn_module_desc {
     int64_t num_qk_channels;            /* channels of one head of q and k */
     int64_t num_v_channels;             /* channels of one head of v and of the result; 0 => num_qk_channels */
     float softmax_scale;                /* 0 => 1 / sqrt(num_qk_channels) */
-    te_attn_mask attn_mask_type;        /* mask of a call without masks and lengths; 0 => causal. sdpa, flex and eager
-                                         * take TE_MASK_NONE and TE_MASK_CAUSAL alone */
+    te_attn_mask attn_mask_type;        /* mask of a call whose `is_causal` is 0; 0 => causal. An attention_mask of four
+                                         * dimensions replaces it. With padding or packed sequences, te reads only
+                                         * whether it is causal. sdpa, flex and eager accept only TE_MASK_NONE and
+                                         * TE_MASK_CAUSAL */
     te_qkv_format qkv_format;           /* 0 or TE_BSHD => [b, s, H, d]; TE_THD => packed, for te alone */
     /* Kind of softmax, for te alone; 0 => vanilla. TE_SOFTMAX_LEARNABLE gives the module the parameter softmax_offset.
      * (The sinks of flex are an argument of the call.) */
@@ -54,8 +56,8 @@ typedef struct te_attn_module_desc {
  * TE_ERR_UNSUPPORTED "Unsupported attention implementation" for "tilelang", "cudnn", "magi" and values outside
  * te_attn_backend.
  * TE_ERR_UNSUPPORTED for options that the backend does not have.
- * TE_ERR_INVALID for sizes that do not fit.
- * TE_ERR_INVALID for "magi" if the head sizes differ or are above 128.
+ * TE_ERR_INVALID for sizes that do not fit. Sizes are checked first: "magi" gives this error if num_qk_channels and
+ * num_v_channels differ or are above 128.
  * TE_ERR_STATE inside a graph's capture.
  * Source: initialize_attn_module_and_func. */
 TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend, const te_attn_module_desc *desc);
@@ -69,9 +71,9 @@ TE_API te_attn_backend te_attn_backend_of(const te_module *m);
  *                   channels adjacent
  *   attention_mask  of two dimensions [b, s_kv]: u8, 1 for a token, 0 for padding; the backend "te" needs the padding
  *                   behind the tokens of each sequence.
- *                   Of four dimensions [b or 1, H or 1, s_q or 1, s_kv] ("eager": 1, not H): u8, 1 where a query sees a
- *                   key; or f32, f16, bf16, which is added to the scores ("eager" gives this mask no gradient). No
- *                   causal mask is used in addition to a mask of four dimensions
+ *                   Of four dimensions [b or 1, H or 1, s_q or 1, s_kv]: u8, 1 where a query sees a key; or f32, f16,
+ *                   bf16, which is added to the scores. "eager" takes u8 masks only with 1 in place of H, and gives
+ *                   added masks no gradient. No causal mask is used in addition to a mask of four dimensions
  *   cu_seqlens      "te", packed: i32 [b + 1], the starts of the sequences, for queries and keys alike. Or give both
  *                   cu_seqlens_q and cu_seqlens_kv
  *   cu_seqlens_padded, cu_seqlens_q_padded, cu_seqlens_kv_padded   "te", packed: i32 [b + 1], the rows at which the
@@ -112,8 +114,9 @@ typedef struct te_attn_args {
 /* Fills *out with the arguments in the form that the module's backend takes. The tensors in *out belong to the
  * innermost scope.
  *
- * "te" uses the first that is given: attention_mask; cu_seqlens; cu_seqlens_q with cu_seqlens_kv; `is_causal`; the
- * module's attn_mask_type.
+ * "te" reads only the first of these that is given: attention_mask; cu_seqlens; cu_seqlens_q with cu_seqlens_kv. Unless
+ * attention_mask has four dimensions, every backend also masks causally if `is_causal` is on, or if `is_causal` is 0
+ * and the module's attn_mask_type is causal.
  * "sdpa" and "eager" copy an attention_mask of two dimensions to the host. The copy syncs, and fails inside a graph's
  * capture. Both ignore a mask without padding. With padding or a window they make a mask with one element per score. It
  * is aligned at the bottom right: the last query sees keys up to the last key. The context keeps the last four such

@@ -19,14 +19,14 @@ TE_API te_tensor *te_tensor_grad(const te_tensor *x);
 /* Forgets x's gradient. */
 TE_API void te_tensor_zero_grad(te_tensor *x);
 /* Gives x the buffer main_grad (retained; NULL removes it), of x's shape, in f32 or x's format. Weight-gradient GEMMs
- * with fuse_wgrad_accumulation add to it. TE_ERR_INVALID if main_grad shares memory with x or has a main_grad, or if x
- * is a gradient. TransformerEngine: main_grad. */
+ * with fuse_wgrad_accumulation add to it. TE_ERR_INVALID if the buffer shares memory with x or has a main_grad of its
+ * own, or if x is itself a gradient. TransformerEngine: main_grad. */
 TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad);
 /* Returns the buffer that te_tensor_set_main_grad gave to x (borrowed), or NULL. */
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *x);
 /* Gives x a second gradient `grad` (retained; NULL removes it), contiguous, of x's shape, in any float format.
- * Optimizers with use_decoupled_grad read it in place of te_tensor_grad. te.h writes it only to zero gradients.
- * TransformerEngine: decoupled_grad. */
+ * Optimizers with use_decoupled_grad read it in place of te_tensor_grad. The caller fills it: te.h writes it only in
+ * te_grad_scaler_unscale, and when it sets gradients to zero. TransformerEngine: decoupled_grad. */
 TE_API te_result te_tensor_set_decoupled_grad(te_tensor *x, te_tensor *grad);
 /* Returns the gradient that te_tensor_set_decoupled_grad gave to x (borrowed), or NULL. */
 TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x);
@@ -39,9 +39,10 @@ TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x);
  * te_tensor_touch counts as a write. A weight that is only read as a quantized copy may change.
  * After an error, new gradients are dropped. Older gradients may have received a part of the sum.
  *
- * A backward function may itself call te_backward, for functions that it has recorded after te_enable_grad_begin, or
- * for functions that are no part of the outer te_backward. A function that is part of the outer te_backward, run
- * already or not, gives TE_ERR_STATE. Leaves get the sum of the gradients of both calls. */
+ * A backward function may itself call te_backward. This inner call may run functions that the backward function has
+ * recorded after te_enable_grad_begin, and functions that are no part of the outer te_backward. It gives TE_ERR_STATE
+ * if it reaches a function that is part of the outer te_backward, even one that has already run. Leaves get the sum of
+ * the gradients of both calls. */
 TE_API te_result te_backward(te_tensor *loss);
 /* Like te_backward, but starts from a tensor y of any size with the gradient `grad`, of y's shape (retained during the
  * call). */
@@ -131,8 +132,9 @@ typedef struct te_cpu_offload_desc {
  *
  * Parameters and activations that the caller's scope holds stay on the device. The caller's scope holds the output of a
  * layer that the caller runs directly. It does not hold outputs of layers inside a module (te_sequential_create, or a
- * user's class). The part of the saved bytes that `fraction` leaves out also stays on the device. So do the offloaded
- * tensors that were saved last, up to window_bytes.
+ * user's class). The part of the saved bytes that `fraction` leaves out also stays on the device. The tensors that were
+ * saved last are copied to the host, but also stay on the device, up to window_bytes, because the backward pass reads
+ * them first.
  * The device waits where the link to the host is slower than the computation. The host waits only while the driver
  * allocates pinned memory, which is kept until te_memory_trim.
  *

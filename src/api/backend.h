@@ -89,8 +89,9 @@ typedef struct te_backend_config {
                                        * keep_rope_fusion is set */
     bool keep_rope_fusion;            /* true => rope_fusion is on by default with CUDA, and te_backend_config_validate
                                        * turns it off only if `rope` is "quack". false => te_backend_config_validate
-                                       * always turns it off, as Automodel does. (The tables of te_rope_freqs stay f32.
-                                       * transformers and vLLM round their tables, so their log-probabilities differ) */
+                                       * always turns it off, as Automodel does. (With rope_fusion the tables stay in
+                                       * f32. The libraries transformers and vLLM round theirs, so log-probabilities
+                                       * differ from theirs) */
     te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
     te_dispatcher_backend dispatcher; /* 0 => with CUDA: deepep if have_deep_ep, else uccl_ep if have_uccl_ep, else
                                        * torch (te_backend_capabilities). Without CUDA: torch */
@@ -103,8 +104,8 @@ typedef struct te_backend_config {
     bool fake_balanced_gate;          /* tokens go to the experts in turn, and the router's weights are ignored */
     double fake_gate_noise;           /* read with fake_balanced_gate: fraction of randomness in the choice of experts;
                                        * the range is not checked */
-    bool no_hf_state_dict_adapter; /* true => tensors in files have the model's own names; false => the names of
-                                    * transformers */
+    bool no_hf_state_dict_adapter; /* true => tensors in files have the model's own names; false => the names of Hugging
+                                    * Face transformers */
     bool enable_fsdp_optimizations;   /* true => ranks exchange gradients of shards after the last microbatch; false =>
                                        * after each one */
     bool has_te_fp8;                  /* true => te_fp8 is used; false => no FP8 */
@@ -175,8 +176,8 @@ typedef struct te_linear_module_desc {
                                         * TransformerEngine and of torch has one by default */
     te_params_device device;           /* device of the parameters; 0 => the context's */
     te_dtype dtype;                    /* format of the parameters: f32, f16 or bf16; 0 => bf16 */
-    te_init init;                      /* initial values of the weight; the bias starts at 0. All zero => the defaults
-                                        * of the module's class for weight and bias */
+    te_init init;                      /* initial values of the weight; the bias then starts at 0. If all fields of
+                                        * `init` are 0, weight and bias start at the defaults of the module's class */
     const char *name;                  /* copied; NULL => "linear" */
 } te_linear_module_desc;
 /* Makes a module y = x W^T + b. Parameters: weight [out, in], bias [out]. desc->linear_impl selects it:
@@ -275,8 +276,8 @@ TE_API te_result te_rope_config_read_llama(te_ctx *te, const char *config, te_ro
  * Source: gpt_oss RotaryEmbedding. */
 TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
                                            te_rotary_desc *rotary);
-/* Fills *rotary as transformers does for the rope_type "default", "linear", "dynamic", "llama3", "yarn" or "longrope".
- * For "longrope", *rotary points into *rope, which must live as long as *rotary is used.
+/* Fills *rotary as Hugging Face transformers does, for the rope_type "default", "linear", "dynamic", "llama3", "yarn"
+ * or "longrope". For "longrope", *rotary points into *rope, which must live as long as *rotary is used.
  * TE_ERR_INVALID for another rope_type; the message has the nearest name.
  * TE_ERR_FORMAT if a number that the rope_type needs is missing or out of range. */
 TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,

@@ -11,8 +11,9 @@ typedef struct te_cp_batch {
     te_group *cp_group;     /* the ranks that share the tokens (borrowed); NULL => this rank alone (TransformerEngine:
                              * all ranks) */
     te_group *cp_p2p_group; /* the ranks of the ring with TE_CP_A2A_P2P (borrowed); NULL => none */
-    te_qkv_format format;   /* dimension of the tokens. TE_SBHD: the first; TE_BSHD: the second; TE_THD: the first, or
-                             * the second of [1, tokens, ..]; 0 => TE_SBHD (TransformerEngine: thd) */
+    te_qkv_format format;   /* says which dimension of a tensor holds the tokens: the first for TE_SBHD, the second for
+                             * TE_BSHD. For TE_THD it is the first, or the second if the tensor is [1, tokens, ..]. 0 =>
+                             * TE_SBHD (TransformerEngine: thd) */
     te_tensor *cu_seqlens_padded; /* for TE_THD: i32 [b + 1], where each padded sequence begins (borrowed); lengths are
                                    * multiples of 2 n, for n ranks */
 } te_cp_batch;

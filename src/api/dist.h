@@ -12,8 +12,8 @@
  * same machine. A maximum, and a collective that only moves bytes, is exact in every group.
  *
  * Captures. A collective over more than one rank gives TE_ERR_STATE in a capture. With te_group_desc.captures it
- * becomes part of the graph instead, which holds the memory of its tensors. All ranks must launch their graphs in the
- * same order.
+ * becomes part of the graph instead, and the graph holds the memory of its tensors. All ranks must launch their graphs
+ * in the same order.
  *
  * Comparing. Before some calls, ranks exchange a text that describes the call (module, sizes, formats, mask, window,
  * recipe). If the texts differ, the call gives TE_ERR_STATE on all ranks, with the texts of two ranks. The exchange is
@@ -24,9 +24,9 @@
  *   - never in a capture
  *
  * Errors. If a rank's own arguments are wrong, its call fails before it reaches a custom group. The other ranks may
- * then wait for it. In the group of threads, the other ranks get an error if the rank fails inside the same collective;
- * otherwise they wait until te_group_abort. A NULL tensor gives TE_ERR_STATE. Between te_warmup_begin and te_warmup_end
- * collectives check their arguments but do not run. */
+ * then wait for it. In the group of threads, a collective that fails on one rank fails on all ranks. If a rank does not
+ * call the collective at all, because it failed earlier, the other ranks wait until te_group_abort. A NULL tensor gives
+ * TE_ERR_STATE. Between te_warmup_begin and te_warmup_end collectives check their arguments but do not run. */
 
 /* The operation by which te_all_reduce combines the elements of the ranks. */
 typedef enum te_reduce_op {

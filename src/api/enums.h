@@ -119,8 +119,8 @@ typedef enum te_softmax_type {
                                 * per head */
 } te_softmax_type;
 
-/* An element of te_attn_rule.block_mask. A block of the score matrix has TE_ATTN_BLOCK_SIZE queries and as many keys.
- * The element of a block says which of the block's keys the block's queries see. */
+/* An element of te_attn_rule.block_mask. It stands for one block of the score matrix, with TE_ATTN_BLOCK_SIZE queries
+ * and as many keys. It says which of these keys the queries see. */
 typedef enum te_attn_block {
     TE_ATTN_BLOCK_EMPTY = 0,   /* no keys, whatever other masks allow; attention skips the block */
     TE_ATTN_BLOCK_PARTIAL = 1, /* the keys that all other masks allow */

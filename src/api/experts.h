@@ -20,8 +20,9 @@
  * passes included, whatever their numbers of tokens. Dispatchers:
  *     torch                     tokens of all ranks are gathered, each rank computes its experts, and the results are
  *                               summed in f32
- *     deepep, uccl_ep, hybridep one implementation: te_all_to_all, which the group must support, sends tokens to the
- *                               ranks of their experts and back. The host waits for the numbers of tokens
+ *     deepep, uccl_ep, hybridep
+ *                               one implementation under three names. te_all_to_all sends tokens to the ranks of their
+ *                               experts and back; the group must support it. The host waits for the numbers of tokens
  *
  * Automodel has defects in four places. There te.h does this instead:
  *   - With an all-to-all dispatcher, experts of the backend "torch" run one GEMM per expert.
@@ -36,11 +37,10 @@
 typedef enum te_gate_score {
     TE_GATE_SOFTMAX = 0,           /* softmax over the chosen experts, or over all with softmax_before_topk; no bias, no
                                     * groups */
-    TE_GATE_SIGMOID = 1,           /* sigmoid; groups are ranked by their best expert, or with a bias by the sum of
-                                    * their two best */
-    TE_GATE_SIGMOID_WITH_BIAS = 2, /* sigmoid; groups are ranked by the sum of their two best experts */
-    TE_GATE_SOFTMAX_WITH_BIAS = 3, /* softmax over all experts; groups are ranked by the sum of their two best
-                                    * experts */
+    TE_GATE_SIGMOID = 1,           /* sigmoid; groups are ranked by their best score or, if there is a bias, by the sum
+                                    * of their two best scores */
+    TE_GATE_SIGMOID_WITH_BIAS = 2, /* sigmoid; groups are ranked by the sum of their two best scores */
+    TE_GATE_SOFTMAX_WITH_BIAS = 3, /* softmax over all experts; groups are ranked by the sum of their two best scores */
     TE_GATE_SQRTSOFTPLUS = 4       /* sqrt(log(1 + exp(x))); uses e_score_correction_bias, but no groups */
 } te_gate_score;
 /* The activation between an expert's two linear layers. g and u are the two halves of the first layer's output. */
@@ -153,8 +153,8 @@ TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale);
 /* Creates a FakeBalancedGate, which chooses K of E experts for each token evenly, for benchmarks. Owned by the caller.
  * The module has no parameters and does not read attention_mask. Weights are in the input's format.
  *
- * Without noise, choice j of token t is expert skip + (t K + j) mod (E - skip), with weight 1 / K; skip is
- * skip_first_n_experts, 0 to E - 1.
+ * Let s be skip_first_n_experts, 0 to E - 1. Without noise, choice j of token t is the expert with index s + (t K + j)
+ * mod (E - s). Its weight is 1 / K.
  * With noise n > 0, each token takes the K experts with the largest u + 0.1 n z. u is uniform, drawn for each token and
  * expert. z is N(0, 1), drawn for each expert. The weights are (1 - n) / K + n v / sum(v). v is uniform, drawn for each
  * of the token's K experts. The seed comes from the first four elements of the input, for which the host waits: equal

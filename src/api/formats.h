@@ -53,9 +53,9 @@ TE_API bool te_has_dtensor_params(te_module *m);
 /* Options of te_cast_model_to_dtype; zero is the default. */
 typedef struct te_cast_model_desc {
     te_dtype dtype;                  /* f32, f16 or bf16; 0 => bf16 */
-    const char *const *skip_modules; /* [num_skip_modules] names of modules, at any depth, that are not cast, with
-                                      * everything below. There too, tensors that te_module_set_keep_in_fp32 keeps in
-                                      * f32 become f32 */
+    const char *const *skip_modules; /* [num_skip_modules] names of modules at any depth. These modules and all modules
+                                      * below them are not cast. Exception: tensors that te_module_set_keep_in_fp32
+                                      * keeps in f32 become f32 in these modules too */
     int num_skip_modules;            /* 0 => none */
 } te_cast_model_desc;
 /* Casts every floating parameter and buffer of m's tree, including buffers that are not saved in files. desc may be
@@ -123,9 +123,9 @@ TE_API te_result te_fp32_scope_close(te_fp32_scope *scope);
 /* Options of te_cast_frozen_modules_to_compute_dtype; zero is the default. */
 typedef struct te_cast_frozen_desc {
     te_dtype compute_dtype;      /* f32, f16 or bf16; 0 => nothing happens */
-    bool any_frozen_base;        /* true => a module that owns a frozen tensor of any shape counts as a module with
-                                  * adapters, as in Automodel. (A frozen scalar in the root then casts the whole model.)
-                                  * false => only a module that owns a frozen matrix does */
+    bool any_frozen_base;        /* true => a frozen parameter of any shape counts as "a frozen matrix" in the list
+                                  * below, as in Automodel. (One frozen scalar in the root is then enough to cast the
+                                  * whole model.) false => only a frozen matrix counts */
 } te_cast_frozen_desc;
 /* Casts parts of m's tree to the compute format, for models with frozen parts. desc NULL => nothing happens. The call
  * casts:
@@ -151,8 +151,9 @@ TE_API te_dtype te_module_param_dtype(const te_module *m);
 
 /* Options of te_compute_lm_head_logits; zero is the default. */
 typedef struct te_lm_head_options {
-    int64_t logits_to_keep;          /* n > 0: the last n positions, or all if there are fewer; 0 => all positions; n <
-                                      * 0: with negative_skips all positions except the first -n, else TE_ERR_INVALID */
+    int64_t logits_to_keep;          /* number of last positions to keep (all, if there are fewer); 0 => all. A negative
+                                      * number -n gives TE_ERR_INVALID or, with negative_skips, keeps all positions
+                                      * except the first n */
     bool negative_skips;             /* true => a negative logits_to_keep is allowed and has the meaning of a Python
                                       * slice, as in Automodel */
     te_tensor *positions;            /* positions to keep, in place of logits_to_keep: i64 or i32 [n], on the device;

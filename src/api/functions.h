@@ -127,8 +127,8 @@ typedef struct te_rotary_desc {
     te_tensor *positions;                       /* i32 or i64, [s], [b, s] or [tokens]: each token's position (borrowed
                                                  * for the call); NULL => the token's place in its sequence */
     /* A table of the caller's angles, [positions, 1 or b, 1, dim], f32, f16 or bf16 (borrowed for the call; no
-     * gradient). Row t has the angle of each channel of a token at position t. The second size b means one table for
-     * each sequence. NULL => angles come from the fields above.
+     * gradient). Row t has the angle of each channel of a token at position t. If the second size is b, each sequence
+     * has a table of its own; if it is 1, all sequences share one. NULL => angles come from the fields above.
      * With a table, base, rotary_percent, seq_len_interpolation_factor and scaling must be 0.
      * For mRoPE, which has one position for each section of channels, make one row for each token and leave `positions`
      * NULL. */

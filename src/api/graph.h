@@ -1,7 +1,7 @@
 /* api/graph.h: graphs. A graph is a sequence of calls that is captured once and then launched many times, at the cost
  * of one call.
  *
- *     for (int i = 0; i < 2; i++) step();   // at least once as usual: it compiles kernels and makes scales
+ *     for (int i = 0; i < 2; i++) step();   // before the capture: step() compiles kernels and makes scales
  *     te_graph_begin(te);
  *     step();                               // captured; nothing runs
  *     te_graph *graph = te_graph_end(te);
@@ -26,8 +26,8 @@
  * released. Write new data into them (te_tensor_copy_from_host, te_tensor_copy). Tensors made inside the capture belong
  * to the graph. They are uninitialised until the first launch, and each launch writes them anew. They can be read if
  * they were retained or their scope is still open. Memory released inside the capture can be reused only inside this
- * graph. A launch replaces the gradient of a parameter that had none before the capture. It adds to a gradient that
- * existed before the capture.
+ * graph. If a parameter had no gradient before the capture, each launch overwrites its gradient. If it had one, each
+ * launch adds to it.
  *
  * Refused inside a capture, with the remedy in the message:
  *   - waiting and reading back (te_synchronize, te_tensor_to_host, te_tensor_item and others);
@@ -70,9 +70,9 @@ typedef struct te_graphed_desc {
  * graph. te_backward launches the backward graph. Other work may run in between. The results have the same bits as
  * without graphs.
  *
- * A call must have the shapes, formats and options of the sample. It must be outside of autocast regions, or in a
- * region like desc->autocast, which is part of the graphs. An input gets a gradient if its tensor in the sample
- * required one.
+ * A call must have the shapes, formats and options of the sample. The autocast region of desc->autocast is part of the
+ * graphs, so the call needs no region. If it is in a region, that region must have the options of desc->autocast. An
+ * input gets a gradient if its tensor in the sample required one.
  * The module runs without its graphs in evaluation, with gradients disabled, under te_checkpoint and in other captures.
  * The graphs keep the activations of one call, so its te_backward must come before the next te_forward.
  * A call gives TE_ERR_STATE if te_step_set_is_first_microbatch has set another value than at the capture.

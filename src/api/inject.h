@@ -45,14 +45,14 @@ TE_API te_result te_sdpa_end(te_ctx *te);
 
 /* ---- counters ---- */
 
-/* Numbers of attention calls that went to a te_sdpa_patch since te_ctx_create or the last te_attn_reset_stats. Below,
- * "the original" is te_make_te_sdpa_desc.original, and "the module" is te_make_te_sdpa_desc.attn_module. A call that a
- * checkpoint repeats is counted twice. */
+/* Numbers of attention calls in modules with injected attention (te_sdpa_patch), since te_ctx_create or the last
+ * te_attn_reset_stats. Such a call is computed by the injected DotProductAttention or, as a fallback, by the function
+ * that computed attention before the injection. A call that a checkpoint repeats is counted twice. */
 typedef struct te_attn_stats {
-    uint64_t te_hits;                 /* calls in which DotProductAttention returned an output */
-    uint64_t fallback_mask;           /* calls of the original, because the mask is not causal */
-    uint64_t fallback_scale_mismatch; /* calls of the original, because their scale is not the module's */
-    uint64_t fallback_other;          /* calls of the original, because the module cannot take the call's heads, sizes,
+    uint64_t te_hits;                 /* calls that DotProductAttention computed */
+    uint64_t fallback_mask;           /* fallbacks because the mask is not causal */
+    uint64_t fallback_scale_mismatch; /* fallbacks because the call has another scale than DotProductAttention */
+    uint64_t fallback_other;          /* fallbacks because DotProductAttention cannot take the call's heads, sizes,
                                        * window or dropout. In Automodel these calls fail */
 } te_attn_stats;
 /* Returns the context's counters; zeros for NULL. The counters are logged (TE_LOG_INFO) after every N calls.

@@ -59,14 +59,14 @@ typedef enum te_lora_bias {
  *   - characters, ".", "+", "?" and escaped punctuation
  *   - classes "[..]", groups "(..)" and "|"
  *
- * Counts {..}, groups that begin with "(?", and escapes such as \\d are refused. "*[qv]_proj" and "*.(q|v)_proj" match
- * q_proj and v_proj of all layers. Put alternatives into a group. Without a group, "x|y" becomes "^x|y$", as in
- * Automodel: it matches the path y, and every path that begins with x. A pattern has at most 512 bytes. Matching takes
- * time proportional to the pattern's length times the path's length.
+ * Repetition counts such as "{2}", groups that begin with "(?", and escapes such as \\d are refused. "*[qv]_proj" and
+ * "*.(q|v)_proj" match q_proj and v_proj of all layers. Put alternatives into a group. Without a group, "x|y" becomes
+ * "^x|y$", as in Automodel: it matches the path y, and every path that begins with x. A pattern has at most 512 bytes.
+ * Matching takes time proportional to the pattern's length times the path's length.
  *
- * A name without operators also matches every path whose last components are this name: "q_proj" matches
- * "model.layers.0.self_attn.q_proj". Only such a name ("embed_tokens") gives adapters to an Embedding. Modules that
- * cannot have adapters are skipped.
+ * A name without the characters *+?[](){}|^$\ also matches every path whose last components are this name: "q_proj"
+ * matches "model.layers.0.self_attn.q_proj". Only such a name ("embed_tokens") gives adapters to an Embedding. Modules
+ * that cannot have adapters are skipped.
  *
  * The experts of a layer get adapters all together. They are chosen by the path of their module "experts" or, in a
  * CausalLM, by names that match all Linears of the experts ("w1", "w2" and "w3" of Mixtral). Names that match only some
@@ -182,8 +182,10 @@ TE_API te_result te_lora_save(te_module *model, const char *folder);
  * TE_ERR_UNSUPPORTED for:
  *   - adapters of lm_head in a tied model
  *   - a parameter that is stored quantized but must be compared or trained
- *   - options of the config that te.h does not have, such as init_lora_weights that change the weight,
- *     target_parameters, several alphas within experts, or an alpha_pattern with syntax that te_lora_desc refuses
+ *   - a value of init_lora_weights that changes the base weight
+ *   - different alphas for the experts of one layer
+ *   - an alpha_pattern with syntax that te_lora_desc refuses
+ *   - other settings of the config that te.h does not have, such as target_parameters
  *
  * Also the errors of te_lora_apply. After an error nothing has changed. Exception: after TE_ERR_IO and
  * TE_ERR_OUT_OF_MEMORY, adapters and trained parameters that existed before may have new values. */

@@ -41,12 +41,12 @@ typedef struct te_forward_args {
     te_tensor *topk_weights, *topk_indices; /* for experts: the outputs of a Gate (api/experts.h) */
     int64_t *padded_m_splits;          /* written by Fp8Padding if m_splits is given: the padded size of each group,
                                         * [num_gemms]; NULL => not written */
-    bool fp8_output, fp8_grad;         /* for Linear and LayerNormLinear in an enabled autocast region. fp8_output =>
-                                        * `out` is quantized by the recipe. Modules take it as input; other functions
-                                        * need te_dequantize first.
+    bool fp8_output, fp8_grad;         /* for Linear and LayerNormLinear in an enabled autocast region; fp8_output also
+                                        * for DotProductAttention, under a recipe with fp8_dpa. fp8_output => `out` is
+                                        * quantized by the recipe. A module accepts such an `out` as input; any other
+                                        * function needs te_dequantize first.
                                         * fp8_grad => the gradient of the GEMM's input is quantized. If the input is a
-                                        * leaf (te_tensor_set_requires_grad), its gradient is then dequantized.
-                                        * DotProductAttention takes only fp8_output, under a recipe with fp8_dpa */
+                                        * leaf (te_tensor_set_requires_grad), its gradient is then dequantized */
     te_microbatch
         is_first_microbatch; /* 0 => Linear and GroupedLinear use te_step_get_is_first_microbatch */
     te_kv_cache *kv_cache;             /* for a CausalLM: keys and values of earlier calls; this call adds its own. NULL
@@ -182,8 +182,8 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
 TE_API void te_module_set_checkpoint(te_module *m, bool on);
 
 /* Runs a module on one input. Returns its output `out`, in the innermost scope, or NULL on failure. TE_ERR_STATE if the
- * module or the input is NULL. Asynchronous on CUDA: the call does not wait even for the threads that compile missing
- * kernels. */
+ * module or the input is NULL. Asynchronous on CUDA: the call may return before the device has done the work, and even
+ * before missing kernels are compiled (by other threads). */
 TE_API te_tensor *te_forward(te_module *m, te_tensor *x);
 /* Runs a module as te_forward does, on all of *args. Writes args->outputs and returns `out`. */
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args);

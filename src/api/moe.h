@@ -5,13 +5,13 @@
  * and may differ between launches of a graph.
  *
  * These arguments of TransformerEngine do not exist here:
- *   max_token_num     the size of a workspace, which te.h allocates as needed
- *   probs of moe_unpermute   an old name of merging_probs
- *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not implemented yet
- *   use_grouped_tensor   selects one of two implementations of GroupedLinear; here the choice between m_splits and
- *                        m_splits_tensor does this
- *   single_grouped_weight, single_grouped_bias   here parameters always are parts of one tensor, and each has its own
- *                                                name
+ *   - `max_token_num`: the size of a workspace, which te.h allocates as needed
+ *   - `probs` of moe_unpermute: an old name of merging_probs
+ *   - `qb_histogram`, `qb_bin_bounds`, `qb_histogram_mode`: for quantile balancing, which is not implemented yet
+ *   - `use_grouped_tensor`: selects one of two implementations of GroupedLinear. Here m_splits selects the one, and
+ *     m_splits_tensor the other
+ *   - `single_grouped_weight`, `single_grouped_bias`: make one parameter of all weights, or of all biases. Here they
+ *     always are parts of one tensor, and each has its own name
  *
  * Functions that only move rows (te_moe_permute.., te_moe_sort_chunks_by_index..) take three kinds of quantized inputs:
  *   - FP8 with one scale per tensor
@@ -144,7 +144,8 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
  *   - on the CPU, results have the same bytes, except under stochastic rounding, which draws other random numbers
  *   - on a GPU, codes have the same bytes, but the GEMMs add in another order
  *   - under a custom recipe, the quantizers of GEMM 0 quantize the inputs and gradients of all groups
- *   - operands whose blocks are not 1 x 128 (for weights: 1 x 128 or 128 x 128) are decoded before the GEMM
+ *   - quantized operands are decoded before the GEMM, except FP8 with one scale per tensor, and FP8 with blocks of
+ *     1 x 128 for inputs and gradients and 128 x 128 for weights
  *   - an NVFP4 recipe with row_scaled_activation is refused
  *
  * parallel_mode splits each GEMM over ranks. As in TransformerEngine, the module does not communicate: the caller moves

@@ -9,13 +9,14 @@ TE_API te_moe_backend te_moe_backend_of(const te_backend_config *config);
  * shared_experts (with children gate_proj, up_proj, down_proj), shared_expert_gate, fc1_latent_proj and
  * fc2_latent_proj. The class of the child `experts` depends on the backend:
  *
- *     dispatcher                  ranks      experts                     class
- *     mok                         4, 8, ..                               TE_ERR_UNSUPPORTED
- *     mok                         others                                 TE_ERR_INVALID
- *     deepep, hybridep, uccl_ep   1                                      GroupedExperts, with a warning
- *     deepep, hybridep, uccl_ep   2, 3, ..   gmm, torch_mm.., torch      GroupedExpertsDeepEP
- *     deepep, hybridep, uccl_ep   2, 3, ..   te                          GroupedExpertsTE
- *     torch                                                              GroupedExperts
+ *     dispatcher                  world_size       experts                            class
+ *     mok                         multiple of 4    any                                TE_ERR_UNSUPPORTED
+ *     mok                         other numbers    any                                TE_ERR_INVALID
+ *     deepep, hybridep, uccl_ep   1                any                                GroupedExperts, with a warning
+ *     deepep, hybridep, uccl_ep   above 1          te                                 GroupedExpertsTE
+ *     deepep, hybridep, uccl_ep   above 1          torch, with te_experts_for_torch   GroupedExpertsTE
+ *     deepep, hybridep, uccl_ep   above 1          others                             GroupedExpertsDeepEP
+ *     torch                       any              any                                GroupedExperts
  *
  * NULL with TE_ERR_INVALID if backend is NULL. A zeroed te_moe_backend has the defaults. Source:
  * nemo_automodel.components.moe.layers.MoE. */

@@ -125,7 +125,8 @@ typedef struct te_multihead_attention_desc {
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
     const char *name; /* copied; NULL => "self_attention" */
 } te_multihead_attention_desc;
-/* Creates a MultiheadAttention: projections to queries, keys and values, attention, and an output projection. */
+/* Creates a MultiheadAttention, which projects to queries, keys and values, computes attention, and projects the
+ * result. */
 TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc *desc);
 
 /* The two kinds of transformer layers. */
@@ -190,9 +191,9 @@ TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on);
 TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, bool off);
 
 /* Computes the weight gradients that te_backward has deferred in m and the modules below (delay_wgrad_compute). Call it
- * before te_optimizer_step, and inside a graph's capture that defers gradients. The delay changes no bit, unless
- * another use of the weight adds to its gradient in between. TE_ERR_STATE for NULL. Source: transformer_engine.pytorch,
- * backward_dw. */
+ * before te_optimizer_step. If te_backward was called inside a graph's capture, call te_backward_dw inside the same
+ * capture. The delay changes no bit, unless another use of the weight adds to its gradient in between. TE_ERR_STATE for
+ * NULL. Source: transformer_engine.pytorch, backward_dw. */
 TE_API te_result te_backward_dw(te_module *m);
 
 /* Options of te_embedding_create. Parameter: weight [num_embeddings, embedding_dim]. Forward: ids i32 or i64 [..] ->

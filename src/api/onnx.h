@@ -12,10 +12,11 @@
  *                 or kv_layer, "sequence_kv". They are the first two dimensions of hidden states, in the module's
  *                 order; if hidden states have 2 dimensions, the first is "batch". All other sizes are fixed. A
  *                 dimension of size 1 of a mask or bias is fixed and broadcasts, except the batch of a padding mask [b,
- *                 1, 1, s]. A size inside the module must be fixed, or a product of sizes that vary. The export cannot
- *                 always detect other sizes, such as a length rounded up. The batch and the lengths should differ from
- *                 each other. If the module adds a constant to a size, or rounds a size up to a multiple of a constant,
- *                 the batch and the lengths should also differ from this constant
+ *                 1, 1, s]. A size inside the module must be fixed, or a product of sizes that vary. The export refuses
+ *                 other sizes, such as a length rounded up. It finds them by comparing the runs, and may miss one if
+ *                 sizes are equal by chance. So the batch and the lengths of `inputs` should be different numbers. They
+ *                 should also differ from any constant that the module adds to a size, and from the step in which it
+ *                 rounds a size up
  *     outputs     "out", and "output_bias", "ln_out", "max_logit", "m_splits", "topk_indices", "aux_loss" if the module
  *                 makes them, in the formats that the module gives them
  *     weights     initializers, named by the paths of the parameters (te_module_visit_tensors), in the formats of the

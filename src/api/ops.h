@@ -155,9 +155,9 @@ TE_API const char *te_query_family(te_op op);
 /* ---- math ---------------------------------------------------------------------------------------------------- */
 
 /* dst = src, converted between f32, f16, bf16, i32, i64 and u8; floats round to nearest even. 8-bit floats and i16 are
- * not converted. They are copied to their own format; 8-bit floats are also copied to u8. src and dst have equal shapes
- * and any strides. src and dst may share memory: all of src is read before dst is written. If their byte ranges
- * overlap, the call takes a workspace for all elements in the narrower format. */
+ * not converted: dst must have the format of src or, for 8-bit floats, u8, which receives the same bytes. src and dst
+ * have equal shapes and any strides. src and dst may share memory: all of src is read before dst is written. If their
+ * byte ranges overlap, the call takes a workspace for all elements in the narrower format. */
 typedef struct te_op_copy_args {
     const te_tensor *src;
     te_tensor *dst;

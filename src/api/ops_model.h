@@ -4,7 +4,8 @@
 /* ---- gemm ---- */
 
 /* D [m, n] = epilogue(scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32. op(X) is X or
- * its transpose. Tensors may be padded or have more dimensions than m, n and k say.
+ * its transpose. A, B and D may have more rows and longer rows than m, n and k say. They may have more than two
+ * dimensions.
  *   A        the tensor a: [m, lda], or with a_transposed [k, lda]; op(A) is m x k
  *   B        the tensor b: [k, ldb], or with b_transposed [n, ldb], the layout of a weight; op(B) is k x n
  *   formats  A and B are both f32, both f16, both bf16, both e2m1, or any mix of e4m3 and e5m2 except e5m2 x e5m2.
@@ -61,7 +62,8 @@ typedef struct te_op_gemm_args {
  *   along_k  D[g] = scale_a scale_b op(A) op(B), summed over group g's values of k (+ D[g]). op(A) is m x k and op(B) k
  *            x n, where k is the sum over all groups; D [groups, m, ldd]. No bias, no epilogue. D[g] of an empty group
  *            becomes 0 or, with accumulate, does not change
- *   sizes    i32 or i64 [groups]: the number of rows, or of values of k, of each group; 0 or more, without padding
+ *   sizes    i32 or i64 [groups]: the number of rows (with along_k: of values of k) of each group, 0 or more. Each
+ *            group begins right behind the group before it
  *   offsets  given instead of sizes: i32 or i64 [groups + 1], ascending: the start of each group, and the end of the
  *            last one
  *   m, n, k  m (with along_k: k) is an upper bound of the sum of sizes. Rows behind the last group are neither read nor
@@ -277,9 +279,9 @@ typedef struct te_op_rope_args {
  *   qkv   [s, b, (H + 2G) * d]: all heads of q, then of k, then of v. With interleaved_groups each of the G groups has
  *         H/G heads of q, one of k and one of v
  *   num_heads, num_groups, head_dim   H, G, d
- *   rotated   optional [s, b, (H + 2G) * d], written instead of q, k and v, which are then NULL: the projection in the
- *             order of qkv, rotated but not split. `rotated` may be the same tensor as qkv. The columns of v then
- *             stay as they are
+ *   rotated   optional [s, b, (H + 2G) * d], given instead of q, k and v, which are then NULL. Receives the packed
+ *             projection in the order of qkv, with q and k rotated. `rotated` may be the same tensor as qkv; the
+ *             columns of v are then not written
  *   angles    the angles by which q and k are rotated */
 typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
@@ -366,8 +368,8 @@ typedef struct te_score_mod {
  *                                 Lengths that reach beyond the tensors are cut. Wrong starts are refused on the CPU,
  *                                 and with TE_DEBUG_SYNC=1. Rows of no sequence become 0 in o, dq, dk and dv, and -inf
  *                                 in lse
- *   max_seqlen_q, max_seqlen_kv   for TE_THD: the longest length, which sizes the launch; longer sequences are cut. 0
- *                                 => the number of all rows
+ *   max_seqlen_q, max_seqlen_kv   for TE_THD: an upper bound for the length of a sequence, which sizes the launch;
+ *                                 tokens beyond it are cut off. 0 => the number of all rows
  *   core_attention_bias   the bias B of TE_ATTN_BIAS_PRE_SCALE and TE_ATTN_BIAS_POST_SCALE: f32, f16 or bf16 [b or 1, H
  *                         or 1, s_q or 1, s_kv], contiguous (s_q and s_kv of the longest sequences)
  *   alibi_slopes     f32 [H] or [b, H], for TE_ATTN_BIAS_ALIBI, which adds -slope * |i + delta - j| to the score of
@@ -426,10 +428,11 @@ typedef struct te_attn_fp8 {
  *   rule.dropout_p   probability p of zeroing an element of the softmax. p is rounded: below 1/64 to a multiple of
  *                    1/65536, else to a multiple of 1/4096. A p below 1 is never rounded up to 1. Kept elements are
  *                    divided by 1 - p, with the rounded p. An element is kept if its 16-bit random number is at least
- *                    65536 * p. For element [b, h, i, j], let w = ((b*H + h)*s_q + i)*ceil(s_kv/32) + j/32. With
- *                    TE_THD, s_q and s_kv are the lengths of the longest sequences. Bit n of the element's random
- *                    number is bit j % 32 of word n % 4 of block 4*w + n/4. Philox4x32-7 computes the blocks from
- *                    `seed`, `offset` and `rng` */
+ *                    65536 * p. The number comes from blocks of Philox4x32-7 (`seed`, `offset`, `rng`), which have four
+ *                    words each. For key j and query i of head h in sequence b, let w =
+ *                    ((b*H + h)*s_q + i)*ceil(s_kv/32) + j/32. Blocks 4*w to 4*w + 3 have 16 words, which 32
+ *                    neighbouring keys share. Bit n of the number is bit j % 32 of word n. With TE_THD, s_q is
+ *                    rule.max_seqlen_q, and s_kv is rule.max_seqlen_kv (0 => the number of all rows) */
 typedef struct te_op_attn_fwd_args {
     const te_tensor *q, *k, *v;
     te_tensor *o, *lse;
@@ -503,11 +506,11 @@ typedef struct te_op_cu_seqlens_args {
  *             another d
  *   k_cache, v_cache   [b, s, G, d], or with page_table [pages, page_size, G, d]; channels adjacent; any float format,
  *                      to which k and v are rounded to nearest even
- *   cu_seqlens         i32 [b + 1]: sequence b has cu_seqlens[b + 1] - cu_seqlens[b] new tokens: its first rows in k
- *                      and v or, with TE_THD, the rows from cu_seqlens[b] on
+ *   cu_seqlens         i32 [b + 1]: sequence i has n = cu_seqlens[i + 1] - cu_seqlens[i] new tokens. In k and v they
+ *                      are the first n rows of the sequence or, with TE_THD, the n rows from row cu_seqlens[i] on
  *   start_positions    i32 [b]: the index in the cache of each sequence's first new token
- *   page_table         optional i32 [b, n]: token i of sequence b is row i % page_size of page page_table[b, i /
- *                      page_size]. Entries that no new token needs are not read
+ *   page_table         optional i32 [b, n]: token j of sequence i is row j % page_size of page
+ *                      page_table[i, j / page_size]. Entries that no new token needs are not read
  * Tokens beyond the end of the cache are dropped on a GPU and refused on the CPU. */
 typedef struct te_op_copy_to_kv_cache_args {
     const te_tensor *k, *v;
@@ -536,14 +539,16 @@ typedef struct te_op_detect_causal_mask_args {
 
 /* ---- context ------------------------------------------------------------------------------------------------- */
 
-/* Makes an i32 map between two orders of the rows of sequences that ranks share (te_parallel_options.cp_group). The
- * order of the ranks has all rows of rank 0, then of rank 1 and so on. The other order is that of the sequences.
+/* Makes an i32 map between two orders of the rows of sequences that are split among ranks
+ * (te_parallel_options.cp_group). The order of the ranks has all rows of rank 0, then of rank 1 and so on. The other
+ * order is that of the sequences.
  *   map         [rows]: map[r * rows / ranks + i] is the index, in the order of the sequences, of row i of rank r. As
  *               row_id_map of te_op_moe_permute (topk 1), this map brings rows from the order of the ranks into the
  *               order of the sequences. With `inverse` the inverse of this map is written, which brings rows back
- *   cu_seqlens  optional i32 [b + 1]: the first row of each sequence, all multiples of 2 * ranks. NULL => `sequences`
- *               sequences of equal length. Rows behind the last sequence are shared evenly
- *   share       the ranks together have 1 / `share` of each sequence; cu_seqlens is divided by `share` first; 0 => 1
+ *   cu_seqlens  optional i32 [b + 1]: the first row of each sequence, all multiples of 2 * ranks * `share`. NULL =>
+ *               `sequences` sequences of equal length. Rows behind the last sequence are divided evenly among the ranks
+ *   share       these ranks together have 1 / `share` of the rows that cu_seqlens counts. The entries of cu_seqlens are
+ *               divided by `share` first; 0 => 1
  * If 2 * ranks does not divide the length of a sequence, the CPU refuses the call; on a GPU the rows of the sequence
  * stay in place. */
 typedef struct te_op_context_rows_args {

@@ -5,9 +5,10 @@
 /* Computes amax f32 [1] = max |x|. NaN is ignored and infinity is kept (as nvte_compute_amax).
  *   keep    true: amax becomes max(amax, max |x|)
  *   noop    optional f32 [1]: 1.0 => nothing is written
- *   groups  optional i32 [M], with x viewed as [M, N]: the group of each row (from te_op_moe_chunk_map with
- *           chunk_numbers). A row with a number outside 0 .. n-1 belongs to no group. amax is then f32 [n], or a column
- *           [n, 1] of a matrix: max |x| over the rows of each group, 0 for a group without rows. Not with noop */
+ *   groups  optional i32 [M], with x viewed as [M, N]: the group of each row, a number from 0 to n-1 (from
+ *           te_op_moe_chunk_map with chunk_numbers). n is the number of groups. A row with another number belongs to no
+ *           group. With `groups`, amax is f32 [n], or a column [n, 1] of a matrix. Element g is max |x| over the rows
+ *           of group g, and 0 for a group without rows. Not with noop */
 typedef struct te_op_amax_args {
     const te_tensor *x;
     te_tensor *amax;
@@ -224,12 +225,12 @@ typedef struct te_op_nvfp4_amax_args {
  *   mult = min(RN(1 / RN(d * RN(1 / S))), FLT_MAX)
  *   q = E2M1(RNE(RN(x * mult)))                         saturated; NaN => 6
  * Two options change the arithmetic:
- *   stochastic_rounding  q is the largest code not above t = RN(|RN(x * mult)| + u * step), with x's sign; NaN => 6.
- *                        step is 0.5 for magnitudes below 2. It is 1 from 2 to 4, and 2 from 4 on. u = k / 256, where k
- *                        is byte i of the 16 bytes of Philox (seed, offset, row * blocks + block). `row` is the index
- *                        of the row in the copy. `block` is the index of the block in the row. i is the index of the
- *                        element in the block. `blocks` is the number of blocks of a row that hold elements of x. The
- *                        column-wise copy uses offset + 1. two_dimensional changes none of this
+ *   stochastic_rounding  the magnitude of q is the largest code not above t = RN(|RN(x * mult)| + u * step), and q has
+ *                        the sign of x; NaN => 6. step is 0.5 for magnitudes |RN(x * mult)| below 2. It is 1 from 2 to
+ *                        4, and 2 from 4 on. u = k / 256, where k is byte i of the 16 bytes of Philox (seed, offset,
+ *                        r * blocks + c). r is the index of the row in the copy, c that of the block in the row, and i
+ *                        that of the element in the block. `blocks` is the number of blocks of a row that hold elements
+ *                        of x. The column-wise copy uses offset + 1. two_dimensional changes none of this
  *   four_over_six  d is E4M3(b) or E4M3(RN(b * 1.5)), with b = RN(RN(block amax / 6) * S). A block takes the second d
  *                  if this d gives the smaller error, else the first d. The error is the sum over the block's elements,
  *                  in order, of |e| or e * e, with e = RN(RN(RN(RN(q * d) * amax) / (6 F)) - x). q is the code that

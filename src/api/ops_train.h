@@ -61,13 +61,14 @@ typedef struct te_adam_numbers {
 /* One parameter of te_op_adam. All tensors but the scales and a u8 `master` have the same number of elements.
  *   grad, param  f32, f16 or bf16
  *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
- *   master       optional: the step updates master, then param = round(master). Formats: f32; f16 with a scale;
- *                remainders. Remainders are for a bf16 param: u8 with twice as many elements, the lower 16 bits of an
- *                f32 master. The upper 16 bits are param's bits, minus 1 where the lower ones are 2^15 or more
- *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the value of a state is its elements
- *                                   times its scale. A step sets the scale to max |x| / 32752 (f16) or max |x| / 448
- *                                   (e4m3) of the new values x; NaN is ignored. If max |x| is too small, zeros are
- *                                   stored */
+ *   master       optional: the step updates master, then param = round(master). The format is f32, or f16 with a scale,
+ *                or, with a bf16 param, u8 ("remainders"). A u8 master has twice as many elements, and holds only the
+ *                lower 16 bits of each f32 value. The upper 16 bits are those of param, minus 1 where the lower 16 bits
+ *                are 2^15 or more
+ *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the value of m, v or master is its
+ *                                   elements times its scale. A step sets the scale to max |x| / 32752 (f16) or
+ *                                   max |x| / 448 (e4m3) of the new values x; NaN is ignored. If max |x| is too small,
+ *                                   zeros are stored */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
@@ -134,7 +135,7 @@ typedef struct te_op_sgd_args {
 /* Computes norm f32 [1] = sqrt(the sum of x^2 over all elements x of all tensors), in a fixed order. NaN and inf
  * propagate.
  *   per_tensor  optional f32 [num_tensors], written: the norm of each tensor
- *   inv_scale   optional f32 [1]: the factor of x (the tensors stay as they are)
+ *   inv_scale   optional f32 [1]: the norms are those of x * inv_scale; the tensors do not change
  *   clip        optional f32 [1], written: min(1, max_norm / (norm + 1e-6))
  *   found_inf   optional f32 [1]: set to 1 if the norm is not finite, else unchanged */
 typedef struct te_op_l2norm_args {
@@ -159,10 +160,11 @@ typedef struct te_op_multi_scale_args {
 
 /* Counts skipped steps on the device and computes the bias corrections of a step there.
  *   skipped          f32 [1]: the number of skipped steps
- *   found_inf        f32 [1] or NULL: not 0 if the last step was skipped. In that case `skipped` grows by 1 if `count`
- *                    is true. found_inf becomes 0
- *   bias_correction  optional f32 [P, 2], written: 1 / (1 - beta^n) for each beta in `betas` f32 [P, 2], with n = step
- *                    - skipped. With no_bias_correction all its elements are 1. A row is for one te_adam_tensor.place
+ *   found_inf        f32 [1] or NULL: not 0 if the last step was skipped. If it is not 0 and `count` is true, `skipped`
+ *                    grows by 1. The call always sets found_inf to 0
+ *   bias_correction  optional f32 [P, 2], written: 1 / (1 - beta^n) for each beta in `betas` f32 [P, 2], with n =
+ *                    step - skipped, at least 1. With no_bias_correction all its elements are 1. Row i is for the
+ *                    parameter with te_adam_tensor.place i
  *   step_device      optional f32 [1]: replaces step */
 typedef struct te_op_step_numbers_args {
     te_tensor *found_inf, *skipped;

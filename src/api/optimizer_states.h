@@ -2,9 +2,9 @@
  * them in their stored format. */
 
 /* Creates the state `state_name` ("exp_avg", "exp_avg_sq", "master_param") of `param`; replaces an existing state.
- *   zero_buffer             true: the state is zeros; false: its values are undefined
- *   store_param_remainders  true: the state is u8 [elements, 2], the lower halves of f32 numbers, and always zeros;
- *                           false: the format of te_fused_adam_desc
+ *   zero_buffer             true: the state begins as zeros; false: its values are undefined
+ *   store_param_remainders  true: the state is u8 [elements, 2], the lower 16 bits of f32 numbers, and begins as zeros
+ *                           even if zero_buffer is false; false: the state has the format of te_fused_adam_desc
  * A new master gets the value of its parameter in the next step. */
 typedef te_result (*te_initialize_state_fn)(te_optimizer *opt, te_tensor *param, const char *state_name,
                                             bool zero_buffer, bool store_param_remainders);
@@ -41,7 +41,7 @@ TE_API te_result te_initialize_state_legacy(te_optimizer *opt, te_tensor *param,
 TE_API te_result te_optimizer_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name,
                                                bool zero_buffer, bool store_param_remainders);
 /* Returns a state as it is stored (borrowed); NULL if there is none of that name. Unless `scale` is NULL, *scale
- * becomes the scale of the state, a borrowed f32 [1] tensor. The scale of a bf16 state of FusedAdam is 1. For f32
- * states, remainders and states of SGD *scale becomes NULL. */
+ * becomes the scale of the state, a borrowed f32 [1] tensor. The scale of a bf16 state of FusedAdam is 1. *scale
+ * becomes NULL for an f32 state, for a u8 state (store_param_remainders) and for every state of SGD. */
 TE_API te_tensor *te_optimizer_state(const te_optimizer *opt, const te_tensor *param, const char *state_name,
                                      te_tensor **scale);

@@ -96,11 +96,11 @@ typedef enum te_cp_comm {
  *     row            on                 the output is reduce-scattered       the output's gradient is gathered
  *
  * Gathering and scattering go along the first dimension.
- * With one scale for each tensor, the ranks gather codes, and the amax is that of all ranks. Delayed scaling reduces
- * the amax over amax_group, which must contain all ranks of tp_group. Without an amax_group it reduces the amax over
- * tp_group.
- * With one scale for each block, the ranks gather codes if each rank's rows and columns fill whole blocks (128 x 128;
- * MXFP8: 32, NVFP4: 16). Otherwise they gather unquantized numbers.
+ * With one scale for each tensor, the ranks gather quantized data, and the amax is the maximum over all ranks. Delayed
+ * scaling reduces the amax over amax_group, which must contain all ranks of tp_group. Without an amax_group it reduces
+ * the amax over tp_group.
+ * With one scale for each block, the ranks gather quantized data if each rank's rows and columns fill whole blocks
+ * (128 x 128; MXFP8: 32, NVFP4: 16). Otherwise they gather unquantized data.
  * The bias of a row-parallel GEMM is added after the sum.
  * If te_tensor_sequence_parallel is true for a parameter, call te_all_reduce for its gradient before the optimizer's
  * step.
@@ -140,8 +140,8 @@ typedef struct te_parallel_options {
                                       * divided by column, fc2 and proj by row; false => no GEMM is divided */
     bool sequence_parallel;          /* ranks share the first dimension of activations before GEMMs divided by column
                                       * and behind GEMMs divided by row (te_tensor_sequence_parallel) */
-    te_symmetric_ar symmetric_ar_type; /* the all-reduce after a GEMM that is divided by row; te.h always runs
-                                        * te_all_reduce */
+    te_symmetric_ar symmetric_ar_type; /* TransformerEngine's choice of the all-reduce after a GEMM that is divided by
+                                        * row. te.h ignores it, and always runs te_all_reduce */
     te_group *cp_group;              /* for attention, the ranks that share each sequence (borrowed for the module's
                                       * lifetime). NULL => none, or set later by te_set_context_parallel_group */
     te_group *cp_p2p_group;          /* with TE_CP_A2A_P2P, the ranks of the ring: those with the same rank number in
@@ -219,9 +219,9 @@ typedef struct te_attn_call {
     te_tensor *cu_seqlens_q, *cu_seqlens_kv;               /* i32 [b + 1], where each sequence starts */
     te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded; /* i32 [b + 1], with TE_THD: where each sequence starts in
                                                             * memory, if sequences have padding */
-    int64_t max_seqlen_q, max_seqlen_kv; /* with TE_THD, the longest length; longer sequences are cut off. 0 => all
-                                          * tokens (TransformerEngine: the longest length, rounded up to a multiple of
-                                          * 64) */
+    int64_t max_seqlen_q, max_seqlen_kv; /* with TE_THD, an upper bound for the length of a sequence; tokens beyond it
+                                          * are cut off. 0 => the number of all tokens (TransformerEngine: the longest
+                                          * length, rounded up to a multiple of 64) */
     te_switch pad_between_seqs;      /* cu_seqlens_q_padded and cu_seqlens_kv_padded are read; 0 => on if they are
                                       * given */
     te_attn_bias core_attention_bias_type; /* 0 => none */

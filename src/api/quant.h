@@ -1,9 +1,9 @@
 /* api/quant.h: quantizers, recipes, autocast.
  *
- * A quantized tensor has a row-wise copy (contiguous along the last dimension), a column-wise copy, or both, each with
- * scales. The forward GEMM reads row-wise copies, the GEMMs of the gradients column-wise ones too. Dequantizing gives
- * the nominal dtype. A recipe chooses the quantizers of a module. The last block of a row or column may be short.
- * Padding never enters an amax.
+ * A quantized tensor has a row-wise copy (contiguous along the last dimension), a column-wise copy, or both. Each copy
+ * has codes, which are the quantized elements, and scales. The forward GEMM reads row-wise copies, the GEMMs of the
+ * gradients column-wise ones too. Dequantizing gives the nominal dtype. A recipe chooses the quantizers of a module.
+ * The last block of a row or column may be short. Padding never enters an amax.
  *
  * Codes, scales and amaxes are the same bytes on every device. They are TransformerEngine's bytes, with these
  * exceptions:
@@ -22,8 +22,8 @@
  * TransformerEngine. An element that decodes to NaN becomes 0x7fffffff in f32, and 0x7fff in bf16 and f16.
  *
  * te.h also accepts inputs that TransformerEngine refuses:
- *   - the transform of f32 and f16;
- *   - row_scaled or four_over_six, with the transform or with stochastic rounding;
+ *   - the Hadamard transform of an f32 or f16 input;
+ *   - row_scaled or four_over_six, together with the Hadamard transform or with stochastic rounding;
  *   - row_scaled with four_over_six in a column-wise copy;
  *   - short blocks. */
 
@@ -158,9 +158,9 @@ TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
  *                                                               te_quantized_amax returns the amax
  *   identity         x itself                                   NULL
  *
- * ld is N rounded up to a multiple of 16 elements (NVFP4: 32). ldc is M rounded up in this way; with the Hadamard
- * transform, M is first rounded up to a multiple of 16. The padding is 0. TransformerEngine has no such padding.
- * TE_ERR_STATE if x does not have that copy. */
+ * ld is N rounded up to a multiple of 16 elements (NVFP4: 32). ldc is M rounded up in the same way. The padding is 0.
+ * Exception: with the Hadamard transform, the columns of col from M up to the next multiple of 16 have codes.
+ * TransformerEngine has no such padding. TE_ERR_STATE if x does not have that copy. */
 TE_API te_result te_quantized_view(const te_tensor *x, int which, te_tensor **data, te_tensor **scale);
 /* Returns a view of the amax of the copy `which` of an NVFP4 tensor: f32 [1]; with row_scaled, f32 [M] for the row-wise
  * copy and f32 [N] for the column-wise copy. NULL for other kinds. */
@@ -369,8 +369,9 @@ typedef struct te_quant_stats {
     int which;                /* the copy: TE_ROWWISE, or TE_COLUMNWISE if there was no row-wise copy */
     int64_t elements;         /* in x */
     float amax;               /* max |x|, NaN ignored */
-    float scale;              /* the factor of x: the tensor's scale (NVFP4: the global one). 0 if the copy has no such
-                               * scale (block, MXFP8), or several of them (groups, row_scaled) */
+    float scale;              /* the scale of the whole tensor, by which x is multiplied before it is encoded (NVFP4: S
+                               * of te_op_nvfp4_quantize). 0 if the copy has no such scale (block, MXFP8), or several of
+                               * them (groups, row_scaled) */
     float underflow;          /* share of the elements that were not 0 and became 0 */
     float saturated;          /* share of the elements whose scaled magnitude exceeds the largest code */
     int64_t nan_count, inf_count, zeros; /* elements of x that are NaN, infinite, 0 */
@@ -401,9 +402,10 @@ typedef struct te_quantized_model_init_desc {
 } te_quantized_model_init_desc;
 
 /* Opens a region in which created modules store the weights of their GEMMs quantized by the recipe, as a row-wise and a
- * column-wise copy, without a plain one. Biases, norms and embeddings stay plain. The modules run under autocast with
- * the same recipe; outside of autocast their weights are decoded. Delayed scaling starts from scale 1. Regions may be
- * nested. desc may be NULL. TransformerEngine: quantized_model_init, fp8_model_init. */
+ * column-wise copy, without a plain one. Biases, norms and embeddings stay plain. Run the modules inside
+ * te_autocast_begin with the same recipe. Outside of autocast the modules decode their weights and compute in high
+ * precision. Delayed scaling starts from scale 1. Regions may be nested. desc may be NULL. TransformerEngine:
+ * quantized_model_init, fp8_model_init. */
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
 /* Closes the innermost region. */
 TE_API te_result te_quantized_model_init_end(te_ctx *te);
@@ -442,9 +444,9 @@ typedef struct te_master_weights {
 
 /* Rounds this rank's slices of f32 master weights to the weight's nominal dtype, and quantizes them into the model's
  * weights. The slices of all ranks together give the bytes of quantizing the whole weight. Every rank must make this
- * call, with the same weights in the same order. The caller gathers the bytes afterwards. An error changes nothing; if
- * the ranks are threads of one process, the call fails on all. Clears preserved initial values
- * (te_quantized_init_value). Block and NVFP4 need 2-D scaling.
+ * call, with the same weights in the same order. The caller gathers the bytes afterwards. A refused call changes
+ * nothing. If one rank refuses the call, and the ranks are threads of one process, the call fails on all ranks. Clears
+ * preserved initial values (te_quantized_init_value). Block and NVFP4 need 2-D scaling.
  * TransformerEngine: quantize_master_weights. */
 TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w);
 /* Calls te_quantize_master_weights; TransformerEngine's older name. */

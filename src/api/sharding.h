@@ -69,9 +69,10 @@ TE_API te_result te_fsdp_set_state(te_module *m, te_fsdp_state state);
 TE_API bool te_fsdp_units_visit(te_module *model, te_module_visit_fn visit, void *user);
 /* Sets all flags to `on` in the units of te_fsdp_units_visit and below them. Source: MoEFSDPSyncMixin. */
 TE_API te_result te_model_set_requires_grad_sync(te_module *model, bool on);
-/* Sets whether step hooks change the flags of the model's units; off by default. If `on`,
- * te_prepare_for_grad_accumulation sets these flags to false, and te_prepare_for_final_backward sets them to true. `on`
- * replaces the te_step_hooks of `model` (enable_fsdp_optimizations). */
+/* If `on` is true, replaces the te_step_hooks of `model` by te.h's own hooks. If `on` is false (the default), removes
+ * te.h's own hooks. With these hooks, te_prepare_for_grad_accumulation sets all flags in the units of
+ * te_fsdp_units_visit and below them to false, and te_prepare_for_final_backward sets the flags to true. Automodel:
+ * enable_fsdp_optimizations. */
 TE_API te_result te_model_set_fsdp_optimizations(te_module *model, bool on);
 /* Exchanges the gradients of one unit now if its requires_gradient_sync is set. Then calls its root_post_backward.
  * TE_ERR_INVALID for a module that is not a unit. */

@@ -5,8 +5,8 @@
 typedef struct te__field {
     const char *name; /* for messages: "amax_epsilon", "nvfp4.four_over_six" */
     size_t offset, size;
-    int mark; /* in some tables, the kinds (of recipe, for example) that read the field; in others, the value that
-               * counts as not set */
+    int mark; /* a bit mask: bit `kind` is 1 if that kind (of recipe, or of quantizer) reads the field. 0 where the kind
+               * does not matter */
 } te__field;
 #define TE__FIELD(type, field, mark) {#field, offsetof(type, field), sizeof(((type *)0)->field), mark}
 /* An entry for a field of an embedded group. Not every compiler accepts offsetof for a member of a member. */

@@ -1,9 +1,10 @@
 /* base/scaling.h: computes scales from amaxes, and the index of MXFP8 and NVFP4 scales in memory. The host and kernels
  * get equal bits. This file must not depend on how elements lie in memory.
  *
- * Operations are correctly rounded IEEE operations in the order of TransformerEngine's kernels. te__mul_f32,
- * te__div_f32 and te__rcp_f32 keep compilers from fusing or approximating them. A caller that adds to a product must
- * use te__fma. */
+ * Operations are correctly rounded IEEE operations in the order of TransformerEngine's kernels. On the GPU,
+ * te__mul_f32, te__div_f32 and te__rcp_f32 keep the compiler from fusing or approximating an operation. On the host
+ * these functions are plain C, and a compiler may fuse a product with an addition. So a caller that adds to a product
+ * must use te__fma. */
 #ifndef TE__SCALING_H
 #define TE__SCALING_H
 
@@ -72,8 +73,8 @@ TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
 TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale) {
     return te__f32_to_e4m3(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)));
 }
-/* Returns the block scale that maps block_amax to 6; 1.5 times this scale maps block_amax to 4 (4-over-6).
- * te__nvfp4_block_code rounds in another order. */
+/* Returns the block scale that maps block_amax to 6. 1.5 times this scale maps block_amax to 4 (4-over-6).
+ * te__nvfp4_block_code multiplies in another order, so the two results may differ by rounding. */
 TE__BOTH float te__nvfp4_base(float block_amax, float tensor_scale) {
     return te__mul_f32(te__div_f32(block_amax, 6.0f), tensor_scale);
 }

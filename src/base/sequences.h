@@ -1,4 +1,4 @@
-/* base/sequences.h: finds the sequence of a row of packed sequences, on the host and in kernels. */
+/* base/sequences.h: finds which of several packed sequences a row belongs to, on the host and in kernels. */
 #ifndef TE__SEQUENCES_H
 #define TE__SEQUENCES_H
 

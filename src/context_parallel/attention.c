@@ -111,8 +111,8 @@ static int64_t te__context_longest(const te__context_attention *s, te_context_ch
     return padded || chunks == TE_CHUNKS_UP_TO ? longest : chunks == TE_CHUNKS_BOTH ? 2 * chunk : chunk;
 }
 
-/* Returns a view of `bias`, which has a column for each key of a whole sequence. The rows of the view are the queries
- * of piece p, its columns are chunk i (0 or 1) of rank p->owner. */
+/* `bias` has a column for each key of a whole sequence. Returns a view of `bias`. The rows of the view are the queries
+ * of piece p. The columns of the view are the keys of chunk i (0 or 1) of rank p->owner. */
 static te_tensor *te__context_columns(const te__context_attention *s, const te__context_piece *p, te_tensor *bias,
                                       int i) {
     const int ranks = te__group_size(s->context.ring);
@@ -421,8 +421,9 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
         a.d_o = d_o;
         result = te__attention_made(&a, needs) ? te_op_attn_bwd(te, &a) : te_error_code(te);
         memcpy(d, all, sizeof(d));
-        if (needs[4] && result == TE_OK) { /* dx[4], the gradient of softmax_offset, is 0 outside of this rank's heads:
-                                            * other ranks compute those */
+        if (needs[4] && result == TE_OK) { /* dx[4] is the gradient of softmax_offset. This rank fills in the elements
+                                            * of its own heads. The other elements stay 0, since other ranks compute
+                                            * them */
             dx[4] = te__empty_1d(te, TE_F32, heads * te__group_size(c->heads));
             result = dx[4] ? te_tensor_fill(dx[4], 0.0) : te_error_code(te);
             if (result == TE_OK)

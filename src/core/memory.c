@@ -154,8 +154,8 @@ static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *u
     b->next = pool->pending;
     pool->pending = b;
 }
-/* Moves pending blocks whose event has passed to the lists of free blocks. If `wait` is true, first waits for the
- * events. */
+/* Puts each pending block into its list of free blocks if the block's event has passed, or if the context's stream
+ * already waits for the event. If `wait` is true, first waits for the events. */
 static void te__pool_reclaim(te_ctx *te, bool wait) {
     te__pool *pool = &te->pool;
     te__free_block *b, **at = &pool->pending;

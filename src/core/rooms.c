@@ -1,6 +1,6 @@
-/* core/rooms.c: returns the state of a room, and calls the functions of all rooms at an event such as the end of a
- * backward pass. A room (te__room) is a part of the library outside of core/ that keeps its own state in each context.
- * This file must not depend on which rooms exist. */
+/* core/rooms.c: the rooms of a context. A room (te__room) is a part of the library outside of core/ that keeps its own
+ * state in each context. The functions below return the state of a room, or call a function of every room at an event
+ * such as the end of a backward pass. This file must not depend on which rooms exist. */
 
 /* Returns the state that a room keeps in this context. `slot` identifies the room in the table of open.c. */
 static void *te__slot_of(const te_ctx *te, const te__slot *slot) {

@@ -139,8 +139,8 @@ typedef struct te__var {
     te_tensor *main_grad, *decoupled_grad;
 } te__var;
 
-/* The functions for a tensor that is not plain, such as a quantized one. The room (te__room) that made the tensor
- * supplies them. */
+/* The functions for a tensor that is not plain, such as a quantized one. The part of the library that makes such
+ * tensors supplies the functions. */
 typedef struct te__form {
     /* x consists of plain tensors, such as codes and scales, and has a pointer to each. Sets slot[i] to the address of
      * pointer i. Returns the number of pointers, some of which may be NULL. */
@@ -328,8 +328,8 @@ typedef struct te__node {
     te__packed_as *packed_as;
 } te__node;
 
-/* Nodes in the order of recording. The context has one segment. The nodes that a backward function records while it
- * runs go into a separate segment. */
+/* Nodes in the order of recording. te__tape.root is the segment of the nodes that no backward function records. While a
+ * backward function runs, the nodes that it records go into a segment of their own. */
 typedef struct te__segment {
     struct te__segment *outer;
     te__node **nodes; /* an entry is NULL if the node's backward function is running or has run */
@@ -393,8 +393,8 @@ struct te_graph {
     bool failed; /* a call inside the capture has failed */
     const char *broken; /* why the graph cannot be launched any more, or NULL */
     te__arena *arena;
-    te__buffer **held; /* buffers that the captured operations use and that are older than the capture. The first
-                        * num_written are written */
+    te__buffer **held; /* buffers that are older than the capture, and that its operations use. At the end of the
+                        * capture, the num_written buffers that the operations write are moved to the front */
     int num_held, cap_held, num_written;
     te_tensor *state, *rng; /* state: u8 [8 * TE__GRAPH_WORDS]; rng: its first two words as i64 [2] */
     uint64_t word[TE__GRAPH_WORDS];
@@ -420,8 +420,8 @@ typedef struct te__rng_tracker {
     uint64_t seed, offset, first_seed;
 } te__rng_tracker;
 enum { TE__MAX_FORKS = 32 }; /* the largest number of open regions of te_rng_fork_begin */
-/* All random states of a context. The value i + 1 of `fork`, or of an entry of `outer_fork`, means the named state
- * tracker[i]. The value 0 means the context's own state. */
+/* All random states of a context. `fork` and the entries of `outer_fork` name one of them: 0 is the context's own
+ * state, and i + 1 is the named state tracker[i]. */
 typedef struct te__rng_state {
     uint64_t seed, offset;         /* set only in copies of te->rng: the values of te->seed and te->rng_offset */
     uint64_t own_seed, own_offset; /* the context's own random state, while a named state is used in its place */

@@ -55,7 +55,8 @@ static bool te__cache_open(te__cache *c, te__text *why) {
     return why->n == 0;
 }
 
-/* Moves the first folder of *list, a list like PATH, to `folder`. Returns false at the end of the list. */
+/* Writes the first folder name of *list to `folder`, and moves *list behind this name. *list has the form of PATH.
+ * Returns false at the end of the list. */
 static bool te__cache_next_folder(const char **list, char *folder, size_t size) {
     const char *end;
     while (**list == TE__PATH_SEPARATOR) ++*list;

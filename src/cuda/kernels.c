@@ -33,8 +33,8 @@ static const te__kernel_file *te__kernels_find(const te__kernels *k, const char 
     return NULL;
 }
 
-/* `text` is a te_kernels.cu.inc. Its sections replace the embedded files with the same paths. Modifies `text`; k keeps
- * pointers into it. */
+/* `text` is the content of a te_kernels.cu.inc file. Each section of `text` replaces the embedded file that has the
+ * section's path. Modifies `text`; k keeps pointers into it. */
 static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
     static const char mark[] = "//// file: ";
     const size_t mark_size = sizeof(mark) - 1;
@@ -64,8 +64,8 @@ static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
     return sections > 0;
 }
 
-/* Joins the embedded lines to one text per file. `replacement` is NULL or the path of a te_kernels.cu.inc. On failure
- * returns NULL and writes the reason to `why`. */
+/* Joins the embedded lines to one text per file. `replacement` is NULL or the path of a te_kernels.cu.inc file. On
+ * failure returns NULL and writes the reason to `why`. */
 static te__kernels *te__kernels_open(const char *replacement, te__text *why) {
     te__kernels *k = (te__kernels *)calloc(1, sizeof(te__kernels));
     size_t used = 0;

@@ -88,8 +88,9 @@ static te__nvrtc te__nvrtc_of_process;
 static int te__nvrtc_state; /* 0: not searched yet; 1: found; -1: not found, and te__nvrtc_reason says why */
 static te__text te__nvrtc_reason;
 
-/* Returns NVRTC, searched for once per process. If none is usable, returns NULL and adds the reason to `why` (may be
- * NULL). `newest` is the newest CUDA major version of the driver; 0: any. */
+/* Returns the NVRTC of this process. The first call looks for it, and later calls return the same result. Without a
+ * usable NVRTC, returns NULL and adds the reason to `why` (may be NULL). `newest` is the newest CUDA major version of
+ * the driver; 0: any. */
 static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     int state;
     te__mutex_lock(&te__nvrtc_mutex);

@@ -94,7 +94,8 @@ TE_DEV_CALL te_u16 te_f32x2_to_fp8(float a, float b, int dt) {
 #endif
 }
 TE_DEV_CALL float te_fp8_to_f32(te_u8 c, int dt) { return dt == TE_F8E4M3 ? te__e4m3_to_f32(c) : te__e5m2_to_f32(c); }
-// Converts two FP8 codes to f32: the low byte to *lo, the high byte to *hi. Every FP8 value is exact in f16.
+// Converts two FP8 codes to f32: the low byte to *lo, the high byte to *hi. The conversion through f16 is exact,
+// because f16 can hold every FP8 value.
 TE_DEV void te_fp8x2_to_f32(te_u32 codes, int dt, float *lo, float *hi) {
 #if TE_HAS_FP8_CVT
     te_u32 h;

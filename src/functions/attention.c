@@ -87,8 +87,8 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
     if ((s.type == TE_ROPE_YARN || s.type == TE_ROPE_LONGROPE) && s.attention_factor != 0.0f)
         attention = (double)s.attention_factor;
     for (i = 0; i < dim / 2; i++) {
-        /* `turns`: how often this pair turns within the original context. `kept`: the weight of f in a mix of f and f /
-         * factor */
+        /* `turns`: how often pair i turns within the original context. `kept`: the weight of the unscaled frequency f.
+         * The scaled frequency (f divided by `factor`) has the weight 1 - kept. */
         double f = pow(theta, -2.0 * i / dim), turns = original * f / (TE__TURN), kept = 0.0;
         if (s.type == TE_ROPE_LLAMA3)
             kept = fmin(
@@ -164,7 +164,8 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
                                inv_freq, &a->attention_factor);
 }
 static bool te__rope_is_none(const te_rope_angles *a) { return a->rotary_dim == 0 && !a->freqs; }
-/* Returns the size in bytes of a node's state. The frequencies are the last member, after `before` bytes. */
+/* Returns the size in bytes of a node's state. `before` is the offset of the last member, the array of frequencies. A
+ * node without frequencies of its own ends there. */
 static size_t te__rope_state_size(const te_rope_angles *a, size_t before) {
     return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0);
 }
@@ -483,8 +484,9 @@ static void te__attention_release(te_ctx *te, void *state) {
     te__score_mod_drop(te, &((te__attention_state *)state)->args.rule.score_mod);
 }
 
-/* Allocates gradients for q, k and v: made[i] is like saved[i]. made[i] is NULL if saved[i] is NULL (its values are in
- * a packed tensor), or if the allocation failed. */
+/* Allocates gradients for q, k and v: made[i] is like saved[i]. saved[i] is NULL if the values of q, k or v are part of
+ * a packed tensor in another entry of `saved`. Then made[i] is NULL, too. made[i] is also NULL if its allocation
+ * failed. */
 static void te__attention_apart(te_tensor *const *saved, te_tensor **made) {
     int i;
     for (i = 0; i < 3; i++) made[i] = saved[i] ? te__empty_like(saved[i], saved[i]->dtype) : NULL;

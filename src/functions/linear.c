@@ -48,7 +48,8 @@ typedef struct te__linear_call {
     bool save_original_input; /* true: the original x is saved, and the backward pass quantizes it again */
     bool fp8_output, fp8_grad; /* These two take effect if `quant` is enabled. fp8_output: te__linear_quantized
                                 * quantizes y. fp8_grad: the backward pass quantizes the gradient of x. */
-    bool bias_grad_elsewhere; /* the node of the activation after this product computes the gradient of the bias */
+    bool bias_grad_elsewhere; /* true: an activation follows this product, and the tape node of the activation computes
+                               * the gradient of the bias */
     bool record_alone;        /* true: only records the tape node and does not run the product, because nobody reads
                                * y */
     te_tensor *act_of, *act_bias; /* NULL unless x is the high-precision result of an activation without a tape

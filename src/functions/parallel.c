@@ -125,8 +125,8 @@ static te_result te__gather_copy(te_group *group, const te_tensor *x, te_tensor 
                                    columnwise ? m / from->cls->shard_tile : m);
     return result;
 }
-/* Puts `from` in place of `*to`, the scale or amax of a gathered tensor. `from` is the scale or amax of a shard, which
- * is the same for all shards. Does nothing if `*to` is NULL. */
+/* Replaces *to, the scale or amax of a gathered tensor, by the tensor `from`, the scale or amax of a shard. All shards
+ * have the same scale and amax. Does nothing if *to is NULL. */
 static void te__share_factor(te_tensor **to, te_tensor *from) {
     if (!*to) return;
     te_tensor_release(*to);

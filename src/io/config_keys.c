@@ -14,8 +14,9 @@ typedef struct te__hf_key {
     size_t offset;
 } te__hf_key;
 
-/* A missing key is stored as NAN (numbers), -1 (counts and booleans) or NULL (strings). A JSON null is stored like a
- * missing key, except for two kinds, which have a value for null. No number in a file equals these values. */
+/* A missing key is stored as NAN (TE__HF_NUMBER, TE__HF_CAP), -1 (TE__HF_COUNT, TE__HF_BOOL) or NULL (TE__HF_STRING). A
+ * JSON null is stored like a missing key, but a TE__HF_COUNT or TE__HF_CAP has a marker of its own for null (below). No
+ * value in a file is stored like a missing key or like null. */
 #define TE__HF_NULL (-2)                    /* null of a TE__HF_COUNT */
 #define TE__HF_NULL_CAP ((double)-INFINITY) /* null of a TE__HF_CAP */
 

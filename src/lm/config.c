@@ -1,5 +1,5 @@
-/* lm/config.c: converts a config.json of Hugging Face transformers to a te_causal_lm_desc, by the family's row of
- * te__lm_families (lm/families.c). This file must not depend on weights.
+/* lm/config.c: converts a config.json of Hugging Face transformers to a te_causal_lm_desc. Each family of models has a
+ * row in the table te__lm_families (lm/families.c), which says how. This file must not depend on weights.
  *
  * Every key that changes the computation is either read or rejected. So a model that te_hf_open opens computes the same
  * as in transformers. */
@@ -69,7 +69,7 @@ static const te__hf_key te__lm_keys[] = {
     TE__LM_KEY(TE__HF_BOOL, tie_word_embeddings),
     TE__LM_KEY(TE__HF_BOOL, is_causal),
     TE__LM_KEY(TE__HF_BOOL, use_bidirectional_attention)};
-/* Keys that only some families read. A family reads such a key if `reads` of its te__lm_family lists the key. */
+/* Keys that only some families read. The field `reads` of a te__lm_family lists those that the family reads. */
 static const te__hf_key te__lm_own_keys[] = {
     TE__LM_KEY(TE__HF_STRING, hidden_activation),
     TE__LM_KEY(TE__HF_COUNT, sliding_window),
@@ -102,8 +102,8 @@ static const te__hf_key te__lm_traits[] = {
     TE__LM_KEY(TE__HF_BOOL, rope_by_layer_type),  /* layers with a sliding window have their own RoPE base and
                                                    * scaling */
     TE__LM_KEY(TE__HF_BOOL, partial_rotary),      /* partial_rotary_factor may be less than 1 */
-    TE__LM_KEY(TE__HF_BOOL, longrope_alone),      /* longrope is the only scaling type ("su" and "yarn" are its old
-                                                   * names) */
+    TE__LM_KEY(TE__HF_BOOL, longrope_alone),      /* the RoPE types "su" and "yarn" mean "longrope"; types other than
+                                                   * "longrope" and "default" are refused */
     TE__LM_KEY(TE__HF_BOOL, uncapped_scores),     /* transformers ignores attn_logit_softcapping */
     TE__LM_KEY(TE__HF_BOOL, uncapped_logits)};    /* transformers ignores final_logit_softcapping */
 #undef TE__LM_KEY

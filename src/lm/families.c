@@ -4,14 +4,14 @@
  * - the rules that convert tensors of the files to parameters
  * Other files of lm/ do not mention a family by name. */
 
-/* A rule that maps tensors of a file to parameters of the model. The rows of all `file` tensors, concatenated, equal
- * the rows of all `model` parameters. So a rule can rename, split, join or stack. te_hf_save applies the rule in
- * reverse.
+/* A rule that maps tensors of a file to parameters of the model. The field `file` lists the names of the tensors, and
+ * the field `model` lists the names of the parameters. The rows of all these tensors, one after the other, equal the
+ * rows of all these parameters. So a rule can rename, split or join tensors. te_hf_save applies the rule in reverse.
  *
  * "@" stands for any text, which is the same in `file` and `model`.
- * "*" stands for a number, which is the same in `file` and `model` if both have "*". If only one has "*", the number
- * takes the values 0, 1, 2 ... Then the tensor without "*" has an additional first dimension, with one entry for each
- * value.
+ * "*" stands for a number. If `file` and `model` both have "*", the number is the same in both. If only one of them has
+ * "*", the number takes the values 0, 1, 2 ... The tensor or parameter without "*" then has an additional first
+ * dimension, with one entry for each value of the number.
  * Tensors of a file that make up one parameter have equal sizes. */
 typedef struct te__lm_rule {
     const char *file[3], *model[3];

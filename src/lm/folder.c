@@ -1,8 +1,8 @@
 /* lm/folder.c: opens and writes model folders of Hugging Face transformers. This file must not depend on what a model
  * computes.
  *
- * Names and shapes are compared with the files before memory is allocated, so that a wrong config.json cannot cause a
- * large allocation. */
+ * te_hf_open compares the names and shapes of the model's parameters with the tensors in the files before it allocates
+ * memory for the parameters. So a wrong config.json cannot cause a large allocation. */
 
 enum { TE__HF_MAX_SHARDS = 10000, TE__HF_MAX_CARRIED = 256 << 20, TE__HF_MIN_EXPERT = 64 /* bytes */ };
 
@@ -282,7 +282,8 @@ static void te__hf_choose_names(te__hf_folder *f) {
 }
 
 /* Checks that the files have at least one matrix per layer, or per expert of a layer. So a wrong config.json cannot
- * demand a huge model. A 3-D tensor counts as shape[0] matrices, but at most one per TE__HF_MIN_EXPERT bytes. */
+ * demand a huge model. A 3-D tensor counts as shape[0] matrices, one for each expert. But if it has n bytes, it counts
+ * as at most n / TE__HF_MIN_EXPERT matrices. */
 static te_result te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
     int64_t have = 0, need = 0;
     int i, k;

@@ -4,8 +4,8 @@
 #define TE__PEFT_PREFIX "base_model.model."
 enum { TE__PEFT_NAME = TE__TREE_PATH + 64 };
 
-/* Writes the name of an adapter tensor in the file to `name`, and returns `name`. `adapter` is "lora_A", "lora_B" or
- * TE__MAGNITUDE. `product` is the index of a group of a GroupedLinear, or of a Linear of experts. */
+/* Fills the buffer `name` with the peft name of an adapter tensor, and returns `name`. `adapter` is "lora_A", "lora_B"
+ * or TE__MAGNITUDE. `product` is the index of a group of a GroupedLinear, or of a Linear of experts. */
 static const char *te__peft_name(const te__lora_site *s, const char *path, const char *adapter, int product,
                                  char name[TE__PEFT_NAME]) {
     const char *dot = path[0] ? "." : "";
@@ -22,8 +22,8 @@ static const char *te__peft_name(const te__lora_site *s, const char *path, const
     else snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.weight", path, dot, adapter);
     return name;
 }
-/* Writes the name of a parameter in the file to `name`, and returns `name`. As in peft, a module with adapters adds
- * "base_layer.". */
+/* Fills the buffer `name` with the peft name of a parameter, and returns `name`. As in peft, "base_layer." precedes
+ * e->name if the module m has adapters. */
 static const char *te__peft_parameter(const te_module *root, const te_module *m, const te__entry *e,
                                       char name[TE__PEFT_NAME]) {
     char path[TE__TREE_PATH];

@@ -261,8 +261,8 @@ static bool te__peft_look_up(te__peft *p, const te_safetensors_entry *e, te__pef
 
 /* ---- parameters trained in addition to adapters ---- */
 
-/* Returns true if modules_to_save names m or a module above m. As in peft, a name may match from the middle of a
- * component. *whole tells whether a name matches whole components. */
+/* Returns true if the path of m, or of a module above m, ends in a name of modules_to_save. As in peft, the name may
+ * begin in the middle of a component of the path. Sets *whole to true if a name begins at the start of a component. */
 static bool te__peft_saves(const te__peft *p, const te_module *m, bool *whole) {
     char path[TE__TREE_PATH];
     bool any = false;
@@ -407,8 +407,9 @@ static bool te__peft_check_parameter(te__peft *p, const te_safetensors_entry *e,
                            e->name);
     return te__peft_value_fits(p, e, x);
 }
-/* Checks that the file has the parameters of m that are trained already. If modules_to_save names m, the file must have
- * all parameters of m. */
+/* Checks that the file has every parameter of m that an earlier call made trainable. If modules_to_save names m
+ * (te__peft_saves), the file must have all parameters of m. If each such name begins in the middle of a component, the
+ * file may also have none of them. */
 static bool te__peft_lacks_parameter(void *user, te_module *m) {
     te__peft *p = (te__peft *)user;
     const te__trained *t = te__trained_of(m);

@@ -30,7 +30,7 @@ static const te_module *te__other_owner(const te_module *owner, te_tensor *x, in
     return NULL;
 }
 
-/* Returns the name of the first adapter that was removed from a site, or NULL. */
+/* Returns the name of an adapter that the site has lost, or NULL if the site still has all its adapters. */
 static const char *te__lora_gone(const te__lora_site *s) {
     te_module *holder = te__lora_holder(s);
     int i;
@@ -94,8 +94,8 @@ static te_result te__lora_mergeable(const te__lora_site *s) {
 
 /* ---- merging ---- */
 
-/* Computes n merged weight matrices of a site, from matrix number `first` on. Writes one tensor for each of their
- * parameters to `sums`. */
+/* Computes n merged weight matrices of a site, from matrix number `first` on. A matrix can consist of several
+ * parameters (te__lora_shape). Writes one tensor for each parameter to `sums`. */
 static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tensor **sums) {
     const te__lora_shape shape = te__lora_shape_of(s, 0);
     te_module *holder = te__lora_holder(s);

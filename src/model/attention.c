@@ -66,7 +66,8 @@ static te_result te__attn_mask_ok(const te__attn_backend *b, const te_module *m,
 }
 
 /* Returns how many keys a query sees in window w, the query's own key included. Returns -1 if the query sees all keys
- * up to its own key. w.left counts the own key only if upstream_windows is set, as in Automodel. */
+ * up to its own key. If upstream_windows is set, w.left includes the query's own key, as in Automodel. Otherwise w.left
+ * counts only the keys before it. */
 static int64_t te__attn_window_keys(const te__attn_backend *b, const te_module *m, te_window w) {
     const bool upstream = ((const te__attn_module *)m->state)->upstream_windows;
     if (!w.on || w.left < 0 || (upstream && w.left == 0 && (b->facts & TE__ATTN_NO_WINDOW_OF_0))) return -1;

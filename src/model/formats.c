@@ -291,7 +291,9 @@ TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *
     return result == TE_OK ? te__cast_to(m, dtype, desc, who) : result;
 }
 
-/* Adds a tensor to the list of casts if its first path, or the path of the module, contains a keyword. */
+/* Adds the tensor of e to the list of casts if the path of its module m contains a keyword, or if the path of the
+ * tensor itself does. A shared parameter has several paths, and only the first of them counts as the path of the
+ * tensor. If buffers_alone is set, adds no parameters. */
 static bool te__restore_visit(te__cast *c, const te_module *m, const te__entry *e) {
     char *end = c->path + c->module_path;
     const char after = *end;

@@ -84,9 +84,9 @@ TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_
     if (result == TE_OK) result = te__want_floating(m->te, desc->compute_dtype, who, "compute_dtype");
     if (result != TE_OK) return result;
     f.cast = te__cast_of(m, desc->compute_dtype);
-    f.cast.sharded = false; /* With false, te__cast_keeps keeps parameters in f32 also for words of
-                             * te_module_set_keep_in_fp32 that are not strict. te__frozen_list never casts a sharded
-                             * parameter. */
+    f.cast.sharded = false; /* With false, te__cast_keeps obeys all words of te_module_set_keep_in_fp32, even those that
+                             * are not strict. Sharded parameters need no rule here, because te__frozen_list never
+                             * casts them. */
     f.any_base = desc->any_frozen_base;
     te_module_visit(m, te__count_module, &f.num);
     f.mark = (unsigned char *)te__alloc_zero(m->te, (size_t)f.num);

@@ -205,8 +205,9 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
     for (i = 0; i < TE__FORWARD_TENSORS; i++)
         if (*of_call[i]) *of_call[i] = inputs[at++];
     te__call_point(&call);
-    if (num_outputs) call.args.padded_m_splits = NULL; /* only the forward pass writes padded_m_splits; in the backward
-                                                        * pass the caller's memory may be gone */
+    if (num_outputs) call.args.padded_m_splits = NULL; /* num_outputs is not 0 if this run repeats the forward pass
+                                                        * during the backward pass. Then the memory of the caller's
+                                                        * padded_m_splits may be gone. */
     result = te__module_run_as(c->m, &call.args, c->of_class ? te__class_forward : NULL, NULL);
     if (result != TE_OK) return result;
     te__outputs_list(&call.args.outputs, made);

@@ -24,8 +24,8 @@ typedef struct te__attribute {
     void (*destroy)(void *value);
 } te__attribute;
 
-/* The record of a destroyed child that the class of the parent needs. The record is allocated when the child is added,
- * so that destroying the child needs no memory. */
+/* Records that a child was destroyed although the class of its parent needs the child. The record is allocated while
+ * the child exists, so that destroying the child needs no memory. */
 typedef struct te__gone {
     struct te__gone *next;
     int64_t place; /* the position of the child among its parent's children */

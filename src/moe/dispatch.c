@@ -324,8 +324,8 @@ static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     te__free(te, sizes);
     return d->back_sizes && d->back_order ? order : NULL;
 }
-/* Fills *r with the rows of this rank's experts. All ranks send these rows. The dispatchers "deepep", "uccl_ep" and
- * "hybridep" use this function. */
+/* Exchanges rows among the ranks, and fills *r with the rows that this rank's experts get. The dispatchers "deepep",
+ * "uccl_ep" and "hybridep" use this function. */
 static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool ids,
                                     te__expert_rows *r) {
     te_ctx *te = x->te;

@@ -2,8 +2,8 @@
  * on GroupedLinear's parameters, or on how groups are chosen.
  *
  * With sizes on the host and a quantization recipe, each group has a GEMM of its own. Otherwise te_op_grouped_gemm
- * multiplies all groups at once, and reads all weights as one tensor. Weights that the program has replaced may be in
- * several buffers. Then they are first copied into one tensor. */
+ * multiplies all groups at once, and reads all weights as one tensor. If the weights are not adjacent in memory, they
+ * are first copied into one tensor. */
 
 /* A function that returns the weight or the bias of group i (`kind` is "weight" or "bias"). The tensor is a parameter
  * of another module than m. */
@@ -304,7 +304,7 @@ static te_tensor *te__every(const te_tensor *x, int first, int step, int n) {
     return y;
 }
 /* Changes *spec so that each group has its own scale and amax. Leaves *spec unchanged if all groups share one given
- * scale, or if the quantizer makes no codes with scales (TE__FORM_CODES). */
+ * scale, or if the form of the quantizer is not TE__FORM_CODES (codes with scales). */
 static te_result te__spec_by_group(const te__quant_call *q, bool backward, int slot, te_tensor *sizes,
                                    te__quant_spec *spec) {
     const te__slots *slots = backward ? &q->scaling->backward : q->forward;

@@ -12,8 +12,10 @@
  * Delayed scaling has one amax history for each of the six scales. S and dP are never whole in memory, so their amaxes
  * cannot be measured first. Under current scaling S and dP therefore use delayed scaling with the latest amax, as in
  * TransformerEngine. The quantizer factory of a custom recipe is called for each of the six scales. If it returns an
- * MXFP8 quantizer for q, k and v, the MXFP8 line applies. D, the sum of S times its gradient, is computed from the
- * unrounded S (ops/attn/cpu.c), because gradients pass through the rounding of S as if it were not there. */
+ * MXFP8 quantizer for q, k and v, the MXFP8 line applies.
+ *
+ * The gradient of the softmax needs D, the sum of S * dP over each row (ops/attn/cpu.c). D is computed from the
+ * unrounded S, because the backward pass ignores that S was rounded. */
 
 /* Indices of the tensors of attention in the scaling state, as in TransformerEngine. The state has
  * room for the tensors of three GEMMs, and attention uses six of its entries. */

@@ -250,8 +250,8 @@ static te_result te__linear_end(te_module *m, te_forward_args *args, te__linear_
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
 }
-/* Runs a Linear on an input without memory. Counts the rows after the all-gather or the reduce-scatter of sequence
- * parallelism. */
+/* Runs a Linear on an input without memory. With sequence parallelism, the output has the number of rows that there are
+ * after the all-gather or the reduce-scatter. */
 static te_result te__linear_shape(te_module *m, te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
     const te_parallel_mode mode = m->parallel.size > 1 ? d->parallel.parallel_mode : TE_PARALLEL_NONE;
@@ -396,8 +396,8 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
  * - LayerNormMLP, MXFP8, no gated activation: dbias comes from dx in f32, the codes from the rounded dx.
  * - LayerNormMLP, all other cases: dx is rounded first.
  * - te.ops (activation.cpp, bias.cpp), if the activation is GELU or ReLU, or if the GEMM has no bias: the amax comes
- *   from dx in f32. Under delayed scaling, dbias and the codes come from dx in f32, too. Under MXFP8, dbias comes from
- *   dx in f32, and the codes come from the rounded dx.
+ *   from dx in f32. Under delayed scaling, the codes come from dx in f32, too. Under MXFP8, the codes come from the
+ *   rounded dx. If the GEMM has a bias, then under both recipes dbias comes from dx in f32.
  * - te.ops, all other cases: dx is rounded first. */
 static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
     const te_recipe *r = &c->quant->recipe;

@@ -1,5 +1,5 @@
 /* nn/transformer.c: MultiheadAttention and TransformerLayer. They are made of other modules: layers such as Linear and
- * LayerNormMLP, and DotProductAttention. This file must not call operations. */
+ * LayerNormMLP, and DotProductAttention. This file must not call the operations of api/ops.h (te_op_...). */
 
 /* Copies the options of a module's call into the call of one of its children. */
 static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
@@ -412,8 +412,8 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
 
 /* ---- TransformerLayer ---- */
 
-/* Returns residual + dropout(y + bias). In training, an index of the first dimension loses dropout(y + bias) with
- * probability `path` (drop path). */
+/* Returns residual + dropout(y + bias). In training, te_drop_path decides for each index of the first dimension whether
+ * to leave out dropout(y + bias). The probability of leaving it out is `path`. */
 static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *residual, float path) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     bool training = te_module_is_training(m);
@@ -443,8 +443,8 @@ static void te__layer_calls(te_module *m, const te_forward_args *args, te_attn_c
     cross->bottom_right_diagonal = c->enc_dec_bottom_right_diagonal;
     cross->attention_mask = c->enc_dec_attn_mask;
     cross->attention_mask_q = c->enc_dec_attn_mask_q;
-    cross->inference_params = NULL; /* Cross attention needs no key-value cache, because its keys are the same in every
-                                     * decoding step. */
+    cross->inference_params = NULL; /* The key-value cache collects the new keys of each decoding step. Cross attention
+                                     * has no new keys, because all its keys come from encoder_output. */
     if (other)
         other->cu_seqlens_q = other->cu_seqlens_kv = other->cu_seqlens_q_padded = other->cu_seqlens_kv_padded = NULL;
 }

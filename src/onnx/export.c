@@ -1,5 +1,5 @@
-/* onnx/export.c: te_onnx_export. It runs the module twice, and translates each recorded call of an operation into
- * nodes. This file must not depend on what a module computes. */
+/* onnx/export.c: te_onnx_export. It records two runs of the module, and translates each recorded call of an
+ * operation into nodes. This file must not depend on what a module computes. */
 
 /* ---- recording the calls of a run ---- */
 
@@ -367,8 +367,8 @@ static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inp
 
 /* ---- parameters ---- */
 
-/* Adds a parameter as a weight of the graph. For a quantized parameter x is its data or scale, and `part` is "row.data"
- * or "row.scale". Otherwise `part` is NULL. */
+/* Adds a parameter as a weight of the graph. If the parameter is quantized, `x` is its data or its scale, and `part` is
+ * "row.data" or "row.scale". Otherwise `x` is the parameter, and `part` is NULL. */
 static te_result te__onnx_add_weight(te__onnx *g, const char *path, const char *part, te_tensor *x) {
     te__onnx_pair pair;
     te__onnx_write *w;

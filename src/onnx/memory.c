@@ -84,8 +84,8 @@ static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_s
 static bool te__onnx_spans_meet(const te_tensor *x, const te_tensor *y) {
     te__span s, t;
     if (x->buffer != y->buffer) return false;
-    /* Strides cannot describe FP4 codes, which have half a byte. But FP4 codes always have a buffer of their own, so
-     * two tensors in such a buffer count as overlapping. */
+    /* Strides cannot describe FP4 codes, because a code takes half a byte. But a buffer with FP4 codes holds nothing
+     * else, so two tensors in such a buffer count as overlapping. */
     if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true;
     te__span_of(x, &s);
     te__span_of(y, &t);

@@ -1,9 +1,10 @@
 /* onnx/ops.c: translates elementwise operations, norms, activations and softmax into nodes of an ONNX graph. This file
  * must not depend on modules.
  *
- * An emitter translates the calls of one operation. It gets the args of a call from the two runs of te_onnx_export. Its
- * nodes compute in f32. The results are rounded to their dtypes when they are stored. After an error no more nodes are
- * made. */
+ * An emitter translates the calls of one operation. te_onnx_export records one run of the module at the caller's sizes,
+ * and one at larger sizes. The emitter gets the args that a call had in the first run (a) and in the second run (b).
+ * The emitter's nodes compute in f32. The results are rounded to their dtypes when they are stored. After an error no
+ * more nodes are made. */
 
 /* ---- copies and sums ---- */
 

@@ -211,8 +211,8 @@ static te__onnx_codes te__onnx_codes_of(te_scaling scaling, const te_tensor *q, 
     return c;
 }
 
-/* Decodes codes with block scales to a weight [rows, columns] of the ONNX file. x is the weight that was quantized, or
- * its stored codes. */
+/* Decodes codes that have one scale for each block. The result becomes a weight [rows, columns] of the ONNX file. x is
+ * the weight that was quantized, or its stored codes. */
 static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, int64_t rows,
                                   int64_t columns, const char *path) {
     te_ctx *te = g->te;

@@ -680,9 +680,9 @@ static te_result te__args_meet(te_ctx *te, const char *op, const te__arg *out, c
                     te__arg_text(other, other->list ? i : 0, b), (unsigned long long)t.begin, (unsigned long long)t.end,
                     out->name, allowed && (both & TE__SAME) ? ", or the very same, in one format" : "");
 }
-/* Returns true if the address ranges of output `out` and argument `other` overlap. If `lists` is true, one of the two
- * must be a list. If `lists` is false, neither may be a list. If both are outputs, `out` must be the earlier argument.
- * All other pairs give false. */
+/* Returns true if the address ranges of output `out` and argument `other` overlap. With `lists`, returns false for a
+ * pair without a list. Without `lists`, returns false for a pair with a list. For two outputs, returns false unless
+ * `out` is the earlier argument, so that each pair counts once. */
 static bool te__pair_meets(const te__arg *out, const te__arg *other, bool lists) {
     return te__spans_meet(out->span, other->span) && out != other && lists == (out->list || other->list) &&
            (!(other->flags & TE__OUT) || out < other);

@@ -39,7 +39,8 @@ static te_result te__want_numel(te_ctx *te, const char *op, const char *name, co
                     (long long)n, n == 1 ? " is" : "s are");
 }
 
-/* Checks `groups`, the group of each of `rows` rows, and `numbers`, one number for each group. `groups` may be NULL. */
+/* Checks the shapes of `groups` and `numbers`. `groups` has one element for each of `rows` rows: the row's group.
+ * `numbers` has one element for each group. Both may be NULL. If `groups` is NULL, checks nothing. */
 static te_result te__want_groups(te_ctx *te, const char *op, const te_tensor *groups, int64_t rows, const char *name,
                                  const te_tensor *numbers) {
     char text[TE__SHAPE_TEXT];

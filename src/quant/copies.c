@@ -117,8 +117,8 @@ static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
     return te_op_amax(x->te, &args);
 }
 
-/* Marks a free pair of the context (see te__amax_word) as taken, and returns the pair. Both numbers of the pair are 0.
- * A kernel will write an amax to the first number. Returns NULL if no pair is free. */
+/* Takes a free te__amax_word of the context, and returns its `pair`. The pair has two f32 numbers, and both are 0. A
+ * kernel will write an amax to the first number. Returns NULL if no te__amax_word is free. */
 static te_tensor *te__amax_take(te_ctx *te) {
     int i;
     for (i = 0; i < TE__AMAX_WORDS; i++) {

@@ -1,9 +1,8 @@
 /* quant/kind_hybrid.c: the kind TE_QUANT_HYBRID. Its row-wise and column-wise copies have different kinds. te__spec_of
  * returns the spec of each copy. */
 
-/* Fills both copies. A custom copy is filled first, because the user's function may fail. If this function fails, the
- * other copy is still unchanged. *row and *col get the new tensors of a custom copy only if both copies could be
- * filled. */
+/* Fills both copies. A custom copy is filled first. If the user's function fails, the other copy is still unchanged.
+ * *row and *col get the new tensors of a custom copy only after both copies have been filled. */
 static te_result te__hybrid_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                  const te_tensor *noop) {
     te__quant_copy fresh[2];

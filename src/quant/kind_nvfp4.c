@@ -29,8 +29,9 @@ static void te__nvfp4_scale_shape(const te__quant_copy *c, bool columnwise, int6
     shape[1] = te__round_up(te__div_up(inner, 16), 4);
 }
 
-/* Fills the copies. If spec->amax is not NULL, it has the amax of x. Then spec->amax is the amax tensor of the copies,
- * unless a group of ranks reduces the amax. */
+/* Fills the copies. If spec->amax is not NULL, it already has the amax of x. Without a group of ranks, spec->amax is
+ * the amax tensor of the copies. With a group, spec->amax is a separate tensor. The group reduces spec->amax, and the
+ * result is copied to the amax tensor of the copies. */
 static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                 const te_tensor *noop) {
     te_ctx *te = x->te;

@@ -161,9 +161,9 @@ struct te__quant_class {
     int64_t slice_tile[2];            /* for weights that are quantized slice by slice: rows and columns of a tile with
                                        * one scale; 0: there are no tiles */
     const char *slices_need;          /* the error text for a weight that cannot be quantized slice by slice. NULL: the
-                                       * kind refuses no weight. If slice_tile is 0, the kind refuses every weight.
-                                       * Otherwise it refuses a weight with blocks of another size, or with an option
-                                       * like rht */
+                                       * kind refuses no weight. A kind with an error text and a slice_tile of 0
+                                       * refuses every weight. A kind with an error text and another slice_tile refuses
+                                       * a weight with blocks of another size, or with an option like rht */
     /* Checks the fields of `desc` that only this kind reads, and copies them into `spec`. NULL: there are no such
      * fields. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);

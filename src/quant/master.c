@@ -203,8 +203,8 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     return te_op_shard_cast(j->weight->te, &args);
 }
 
-/* Writes 1 / `scale`, rounded to nearest, to `scale_inv`. Casts a single zero, because te_op_fp8_quantize also writes
- * `scale_inv`. So `scale_inv` has the same bits as after any other cast with this scale. */
+/* Writes 1 / `scale`, rounded to nearest, to `scale_inv`. A cast by te_op_fp8_quantize can write this number, so
+ * this function casts a single zero. `scale_inv` then has the same bits as after any other cast with this scale. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
     int64_t one = 1;
     te_op_fp8_quantize_args cast = TE_ZERO;

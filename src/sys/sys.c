@@ -227,8 +227,8 @@ static inline int64_t te__process_id(void) {
 #endif
 }
 
-/* The number of forks that lead from the process of the first te__watch_forks to this process. A forked child has 1
- * more than its parent. Windows: always 0. */
+/* The generation of this process: 0 in the process that first called te__watch_forks, 1 in a forked child of that
+ * process, 2 in a forked child of that child. Always 0 on Windows. */
 static TE_MAYBE_UNUSED int te__forks;
 #ifdef _WIN32
 static inline void te__watch_forks(void) {}
@@ -275,8 +275,8 @@ static inline size_t te__page_size(void) {
 }
 
 #if defined(__linux__)
-/* Returns the number of bits in the affinity mask of this process ("Cpus_allowed: ff,ffffffff"). Returns 0 if the mask
- * is unknown. */
+/* Returns the number of bits that are 1 in the affinity mask of this process. /proc/self/status has the mask in a line
+ * such as "Cpus_allowed: ff,ffffffff". Returns 0 if the mask is unknown. */
 static inline int te__cpus_allowed(void) {
     char line[4096];
     int count = 0;

@@ -43,8 +43,8 @@ static void te__deferred_free(te_ctx *te, te__deferred *d) {
 
 typedef bool (*te__owner_fn)(const void *owner, const void *user);
 
-/* Calls of(owner, user) with the owner of each entry of the queue, and removes the entry if the call returns true. If
- * `run` is true, runs the removed entries in order. After a failure the remaining removed entries do not run. */
+/* Removes an entry d from the queue if the function call of(d->owner, user) returns true. If `run` is true, also runs
+ * the removed entries in order. After an entry has failed, the remaining ones are removed, but do not run. */
 static te_result te__deferred_take(te_ctx *te, te__owner_fn of, const void *user, bool run) {
     te__deferred **at = &te->deferred;
     te_result result = TE_OK;

@@ -392,8 +392,9 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
     return result;
 }
 
-/* Sets *skipped to true if the step was skipped. The host waits for the flag only if a parameter takes its first step
- * and first steps differ from later ones. Otherwise *skipped is false. */
+/* If a parameter takes its first step, and first steps differ from later ones, sets *skipped to whether the step was
+ * skipped. For this, the host waits for the overflow flag. In all other cases, and in a warm-up, sets *skipped to false
+ * without reading the flag. */
 static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
     bool asks = false;
     float found = 0.0f;

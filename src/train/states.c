@@ -284,8 +284,8 @@ static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_in
     }
     return result;
 }
-/* The tensor that the optimizer's operation updates for a parameter, and the master of this tensor. An empty state
- * means that the tensor has no master. */
+/* te__opt_entry_param returns the tensor that the optimizer's operation updates for parameter p. te__opt_entry_master
+ * returns the state that holds the master of this tensor. If the tensor has no master, the state's `x` is NULL. */
 static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
 static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;

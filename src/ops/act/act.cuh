@@ -1,4 +1,5 @@
-// ops/act/act.cuh: the activations and their derivatives, for one element. This file must not depend on memory.
+// ops/act/act.cuh: the activations and their derivatives, for one element. The functions of this file must
+// not read or write global memory.
 //
 //   plain   y = f(x)                    dx = dy f'(x)
 //   gated   y = f(a) b, x = [a | b]     da = dy f'(a) b,  db = dy f(a)

@@ -293,8 +293,8 @@ template <> struct te_attn_rounding<1> {
         top = fmaxf(top, fabsf(x));
         return te__attn_rounded(dt, x, scale, inverse);
     }
-    // Raises *amax to the warp's greatest absolute value. Floats >= 0 have the order of their bits, so an integer
-    // maximum is right.
+    // Raises *amax to the warp's greatest absolute value. Floats >= 0 have the same order when they are compared as
+    // integers, so an integer maximum is right.
     TE_DEV void publish(float *amax) {
         float all = te_warp_max(top);
         if (dt && amax && all > 0.0f && (threadIdx.x & 31) == 0) atomicMax((int *)amax, __float_as_int(all));

@@ -21,8 +21,8 @@ extern "C" __global__ void __launch_bounds__(256) te_attn_bias_line(const __grid
     if (j >= a.keys) return;
     const float x =
         j < a.s_kv ? a.factor * te_load(a.bias.p, b * a.bias.b + h * a.bias.h + j * a.bias.j, a.bias.dt) : 0.0f;
-    const float hi = x == x ? te_cut(x) : __uint_as_float(0x7fc00000u /* If only lower bits of a NaN are set, truncation
-                                                                       * would make it an infinity. */);
+    const float hi = x == x ? te_cut(x) : __uint_as_float(0x7fc00000u /* NaN. te_cut would turn some NaNs into an
+                                                                       * infinity. */);
     const float rest = fabsf(x) < TE_INF ? x - hi : 0.0f, mid = te_cut(rest), lo = rest - mid;
     const te_u32 first = __float_as_uint(hi) >> 16 | __float_as_uint(mid), second = __float_as_uint(lo) >> 16;
     ((uint4 *)a.to.p)[b * a.to.b + h * a.to.h + j] = make_uint4(first, second, 0, 0);

@@ -82,8 +82,8 @@ static te__attn_views te__attn_views_of(const te__attn_kargs *a, bool backward) 
     return v;
 }
 
-/* Returns true if the problem has feature f. Optional tensors are found by their format and not by their address,
- * because a tensor without memory has no address yet. */
+/* Returns true if the problem has feature f. An optional tensor is given if its `dt` is set. Its pointer may still be
+ * NULL here, because the tensor may have no memory yet. */
 static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, bool backward, te__attn_feature f) {
     const te__attn_views v = te__attn_views_of(a, backward);
     const te__attn_extra *x = &a->x;

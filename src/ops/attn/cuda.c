@@ -73,8 +73,9 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
 static bool te__attn_is_wide(const te__attn_kargs *a) { return te__max(a->d, a->d_v) > TE__ATTN_CHUNK; }
 /* Returns the bytes of shared memory of a general kernel. A thread block owns TE__ATTN_ROWS queries (keys for dK and
  * dV) of tensors with `mine` and `mine2` channels. It reads TE__ATTN_LANES rows at a time of tensors with `theirs` and
- * `theirs2` channels. mine2 and theirs2 may be 0. For wide heads, shared memory holds one chunk of one tensor on each
- * side. It also holds an f32 weight for each pair of an owned row and a row that is read. */
+ * `theirs2` channels. `mine2` and `theirs2` may be 0. Shared memory also holds an f32 weight for each pair of an owned
+ * row and a row that is read. For wide heads, shared memory holds only one chunk of one owned tensor and one chunk of
+ * one tensor that is read. */
 static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, int64_t mine2, int64_t theirs,
                                        int64_t theirs2) {
     int64_t rows, lanes;

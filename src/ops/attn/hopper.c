@@ -34,8 +34,9 @@ static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod
     return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK;
 }
 
-/* Returns how many heads run at the same time. Their K and V fill a third of the L2 cache at most. A causal mask or a
- * window allows two thirds, because more heads spread uneven tiles better. */
+/* Returns how many heads run at the same time. Their K and V fill at most a third of the L2 cache, unless K and V of a
+ * single head are larger. With a causal mask or a window, the limit is two thirds. The tiles then take unequal time,
+ * and more heads at the same time balance the work better. */
 static int te__attn_together(const te__attn_kargs *a) {
     const bool diagonal = a->x.causal || a->x.left >= 0 || a->x.right >= 0;
     const int64_t bytes = te__max(1, (int64_t)a->s_kv * (a->d + a->d_v) * 2), heads = (int64_t)a->batch * a->heads;

@@ -98,7 +98,7 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, 
     }
     return begin - 1;
 }
-// Returns the same number without `full`. A single thread may call this function.
+// Returns the same block as the function above, but does not set `full`. A single thread may call this function.
 template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) {
     for (; end > begin; end -= 8) { // eight loads at a time
         te_u32 seen = 0;
@@ -111,8 +111,7 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) 
     return begin - 1;
 }
 
-// A tile of BM queries of a head. Blocks begin .. end - 1, of BN keys each, have the keys that any of these queries
-// sees.
+// A tile of BM queries of a head. These queries see only keys of the blocks `begin` .. `end` - 1 (BN keys each).
 //
 // Tiles are numbered group by group, and a group is order.together heads. Within a group, the tiles of all heads at the
 // same rows have neighbouring numbers, so that the keys of these heads stay in the L2 cache. The last rows come first:
@@ -261,8 +260,8 @@ TE_DEV te_i64 te_attn_work(const te__attn_kargs &a, int batch, int head, int q_a
     return ((te_i64)batch * a.heads + head) * a.s_pad;
 }
 
-// Writes -inf to the elements of row `half` (0: upper, 1: lower) left of column `from` or right of column `to`. Columns
-// count from the thread's first one.
+// Writes -inf to the elements of row `half` (0: upper, 1: lower) left of column `from` or right of column `to`. Both
+// columns are relative to the thread's first column.
 template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, int to) {
 #pragma unroll
     for (int j = 0; j < N / 4; j++)

@@ -96,7 +96,8 @@ typedef struct te__attn_bits_kargs {
 
 /* The arguments of attn_bias_line.cu. */
 typedef struct te__attn_line_kargs {
-    te__attn_table bias, to; /* to: bf16 [batch or 1, heads or 1, keys, 8]; its strides count keys of 16 bytes */
+    te__attn_table bias, to; /* to: bf16 [batch or 1, heads or 1, keys, 8]. The strides of `to` are in units of one
+                              * key (8 elements, 16 bytes) */
     int heads;               /* number of heads of the bias: 1 or all */
     int s_kv, keys;          /* keys: s_kv rounded up to a multiple of the forward kernel's block of keys */
     float factor;            /* turns the bias into units of products Q K^T */
@@ -118,8 +119,8 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_fwd_hopper_kargs {
     unsigned long long bias_map[16]; /* X_TILES */
     float bias_factor;               /* turns a bias into units of products Q K^T */
     int pad_factor;
-    te__attn_table line;             /* X_KEYS: the bias as an operand, made by attn_bias_line.cu; its strides count
-                                      * keys of 16 bytes */
+    te__attn_table line;             /* X_KEYS: the bias as an operand, made by attn_bias_line.cu. Its strides are in
+                                      * units of one key (8 elements, 16 bytes) */
     unsigned char pad_bias[64 - (sizeof(te__attn_table) + 8) % 64];
 } te__attn_fwd_hopper_kargs;
 typedef char te__attn_fwd_hopper_kargs_fit[sizeof(te__attn_fwd_hopper_kargs) % 64 == 0 ? 1 : -1];

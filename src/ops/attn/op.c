@@ -248,8 +248,9 @@ static te_result te__attn_check_fp8(te_ctx *te, const char *op, const te_attn_fp
     return r == TE_OK ? te__want_numel(te, op, "fp8.dp_amax", f->dp_amax, 1) : r;
 }
 
-/* Checks that starts do not descend, and that every sequence ends within `rows` and, with `padded`, before the next
- * one. `at` and `padded` are cumulative lengths [b + 1] without and with padding; NULL: not given. */
+/* Checks the cumulative lengths [b + 1] of the sequences. `at` is without padding, and `padded` is with padding. Either
+ * is NULL if it is not given. `at` must not descend. Every sequence must end within `rows`. With `packed` and `padded`,
+ * every sequence must end before the next sequence begins. */
 static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *name, const int32_t *at,
                                        const int32_t *padded, int64_t b, bool packed, int64_t rows) {
     const int32_t *start = padded ? padded : at;

@@ -8,8 +8,8 @@
  *   dKV_j = sum of scale dS_k q + P_k dO over all queries and heads, and over the entries k that name key j
  *   dsink = - sum over queries of e^(sink - lse) D
  *
- * A task of the first pass is a query. A task of the second pass is a key. Every sum has a fixed order, whichever
- * thread computes it. */
+ * te__sparse_queries runs the forward pass, or computes D and dQ of the backward pass. Each query is one task.
+ * te__sparse_keys computes dKV. Each key is one task. Every sum has a fixed order, whichever thread computes it. */
 
 typedef struct te__sparse_work {
     te__sparse_attn_kargs a;

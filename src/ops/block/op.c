@@ -5,9 +5,10 @@ enum { TE__BLOCK = 128 };
 
 /* ---- checks ---- */
 
-/* Checks the row-wise or the column-wise copy of a quantized tensor: codes [rows, ld], ld >= cols. Scales are [blocks
- * of cols, rows] for 1 x 128 blocks, [blocks of rows, blocks of cols] for 128 x 128. Their last size is rounded up to
- * 4, so that four scales are 16 aligned bytes. */
+/* Checks the row-wise or the column-wise copy of a quantized tensor. The codes are [rows, ld] with ld >= cols. The
+ * scales are [ceil(cols / 128), rows] for 1 x 128 blocks, and [ceil(rows / 128), ceil(cols / 128)] for 128 x 128
+ * blocks. The last dimension of the scales is rounded up to a multiple of 4, so that four scales are 16 aligned
+ * bytes. */
 static te_result te__block_check_copy(te_ctx *te, const char *op, const char *name, const char *scale_name,
                                       const te_tensor *q, const te_tensor *scale_inv, int64_t rows, int64_t cols,
                                       bool two_dimensional) {
@@ -94,9 +95,9 @@ static void te__block_scales(const te__block_job *j, te__block_tile *t) {
     }
 }
 
-/* Writes a tile's codes and scales to the row-wise or the column-wise copy of x: `lines` rows of `length` elements. The
- * tile begins at row line_block * 128 and element block * 128. Codes beyond `length` are padding, which has no
- * scales. */
+/* Writes a tile's codes and scales to the row-wise or the column-wise copy of x. The copy has `lines` rows of `length`
+ * elements. The tile's first element is at row `line_block` * 128 and column `block` * 128 of the copy. Codes beyond
+ * `length` are padding, which has no scales. */
 static void te__block_store(const te__block_job *j, const te__block_tile *t, bool columnwise, int64_t line_block,
                             int64_t block, int64_t lines, int64_t length) {
     const te_tensor *q = columnwise ? j->a->col : j->a->row,

@@ -4,7 +4,8 @@
 //   last = the slot's amax in `amaxes`, if `amaxes` is given and that amax is not 0; otherwise row 0
 //   last == 0: nothing is written
 //   row          0    1 .. length-2    length-1
-//   new value    0    the next row     last             (length 1: 0)
+//   new value    0    the next row     last
+//   (with length 1, the only row becomes 0)
 //   scale = scaled_max / amax, where amax is the maximum of `last` and the old rows 1 .. length-1
 //   (with most_recent, amax is `last`)
 //

@@ -42,8 +42,8 @@ typedef struct te__scale_from_amax_kargs {
 typedef struct te__delayed_kargs {
     float *history[TE__DELAYED_MAX]; /* [length, n] */
     float *scale[TE__DELAYED_MAX];   /* [n]; unused by the gather */
-    float *amaxes; /* of this launch's slots: delayed_gather writes them; delayed_update reads them in place of row 0
-                    * (NULL: row 0) */
+    float *amaxes; /* the amaxes of this launch's slots. delayed_gather writes them. delayed_update reads an amax
+                    * instead of row 0 of the history, unless `amaxes` is NULL or the amax is 0 */
     unsigned first[TE__DELAYED_MAX + 1];
     unsigned length[TE__DELAYED_LENGTHS];          /* 0: unused */
     unsigned char length_index[TE__DELAYED_MAX]; /* the position of each state's length in `length` */

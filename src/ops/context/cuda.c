@@ -1,5 +1,5 @@
-/* ops/context/cuda.c: chooses the kernels and launches for sequences that are split among ranks. This file must not
- * call the CUDA driver. */
+/* ops/context/cuda.c: chooses the kernels for sequences that are split among ranks, and their launches. This file must
+ * not call the CUDA driver. */
 
 static te_result te__cuda_plan_context_rows(te__plan *p, const te_op_context_rows_args *args) {
     const te__context_rows_kargs a = te__context_rows_problem(args);

@@ -7,7 +7,8 @@
 typedef struct te__gemm_tile_kind {
     int bm, bn;
     int option;  /* the option that selects the tile: TILE of gemm_mma; WAVES (or TE__GEMM_PINGPONG) of gemm_hopper */
-    int cluster; /* blocks of a cluster; they share A and the rows of D if bm > bn, otherwise B and the columns */
+    int cluster; /* number of blocks in a cluster. If bm > bn, these blocks have the same rows of D, so they share a
+                  * part of A. Otherwise they have the same columns of D, so they share a part of B */
     double speed[6]; /* for each kind of product (see the kernel's table in cuda.c); 1: as fast as the best tiles; 0:
                       * not used */
 } te__gemm_tile_kind;

@@ -123,8 +123,8 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
             x->fp8[c] = t->dtype == TE_F8E4M3 ? te__e4m3_to_f32((uint8_t)c) : te__e5m2_to_f32((uint8_t)c);
     x->scaling = scaling;
     x->scale = scaling == TE_SCALING_TENSOR ? NULL : te__data(scale);
-    x->scale_ld = x->scale ? te__cols(scale) : 0; /* of the whole tensor, even if the operand is only one group's
-                                                   * part */
+    x->scale_ld = x->scale ? te__cols(scale) : 0; /* If the operand is one group's part of a tensor, this is still
+                                                   * the leading dimension of the whole tensor's scales. */
     x->swizzled = swizzled;
 }
 
@@ -252,8 +252,9 @@ static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, i
     te__store_row(te__data(g->d), g->d->dtype, row * job->ldd + col, n, v);
 }
 
-/* Multiplies n values of k from p on, which have the same block scales. Adds the scaled product to `sums` [rows, cols].
- * `pa` and `pb` are the tile's panels. */
+/* Computes the product of a tile's rows of A and columns of B over k = p .. p + n - 1. These values of k lie in one
+ * block, so each row and each column has one scale. Multiplies the product by the scales and adds it to `sums` [rows,
+ * cols]. `pa` and `pb` are the tile's panels of A and B. */
 static void te__gemm_scaled_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t row, int64_t rows,
                                  int64_t col, int64_t cols, int64_t p, int64_t n,
                                  float sums[TE__GEMM_MC][TE__GEMM_NC]) {

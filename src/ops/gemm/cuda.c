@@ -1,4 +1,4 @@
-/* ops/gemm/cuda.c: chooses the kernels and launches of matrix products and of grouped GEMMs. The only part of
+/* ops/gemm/cuda.c: chooses the kernels of matrix products and of grouped GEMMs, and their launches. The only part of
  * the CUDA driver that this file may use is tensor maps.
  *
  * A line is a row of op(A) or a column of op(B). The kernels:
@@ -566,7 +566,7 @@ static bool te__gemm_is_small(const te__gemm_problem *q) {
     return (te__is_fp8(q->a.dtype) || a->k <= 32) && (double)a->m * (double)a->n * (double)a->k <= 8e6;
 }
 
-/* Marks an operand with a single contiguous line (row of A or column of B) as K-major. */
+/* Marks the operand as K-major if it has only one line (row of op(A) or column of op(B)) and the line is contiguous. */
 static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
     if (lines != 1 || (!x->k_major && x->ld != 1)) return;
     x->k_major = true;

@@ -149,8 +149,8 @@ struct te_tma_store_path {
         __syncwarp();
     }
 
-    // Writes the column sums of this warp's 16 rows of a chunk to row_sums. A lane reads one column of f32, or two
-    // columns of 16 bits.
+    // Adds up each column of a chunk over this warp's 16 rows, and writes the sums to a.g.row_sums. A lane adds up one
+    // column of f32, or two columns of 16 bits.
     TE_DEV void sum_columns(te_u32 buffer, int row, int col) const {
         const int first = threadIdx.x % 128 / 32 * 16, mine = D_DT == 1 ? lane : 2 * lane;
         float sum[2] = {0.0f, 0.0f};

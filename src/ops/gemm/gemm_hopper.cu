@@ -285,9 +285,9 @@ struct te_work {
         // an empty group has one slab of zeros, which TMA reads from beyond the end of k
         if (GROUPED == 2 && begin == end) slabs = 1, k0 = (int)te_div_up(a.k, BK) * BK, before = 0;
     }
-    // Returns whether the group has a row number `from` + 128. If `from` is a consumer's first row, the
-    // consumer's second accumulator begins there. If `from` is the tile's first row, the second half of A begins there.
-    // Without HALVES returns true.
+    // Returns whether the group has row `from` + 128. If `from` is a consumer's first row, the consumer's second
+    // accumulator begins at row `from` + 128. If `from` is the tile's first row, the second half of the tile's rows of
+    // A begins at row `from` + 128. Without HALVES returns true.
     TE_DEV bool tall(int from) const { return !HALVES || from + 128 < rows_end; }
 };
 
@@ -339,8 +339,9 @@ template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
     }
 }
 
-// Adds `part` times the block scales to `acc`: of_rows for the thread's two rows, of_tile for the tile. With B_1D,
-// of_columns is the shared-memory address of the columns' scales.
+// Multiplies `part` by its block scales and adds it to `acc`. `of_rows` has the scales of the thread's two rows.
+// `of_tile` has B's scales of the tile. With B_1D, each column has its own scale instead, and `of_columns` is the
+// shared-memory address of the scales of the thread's columns.
 TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2],
                           const float of_tile[PARTS], te_u32 of_columns) {
 #pragma unroll
@@ -641,8 +642,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (GROUPED) e.m = w.rows_end;
         if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * a.g.groups.b_elements, e.d_dt);
         if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
-        // A warp stores its 16 rows of an accumulator in parts. A part fills one te_gemm_stage. ACROSS parts lie side
-        // by side, and DOWN parts lie one above the other.
+        // A warp stores its 16 rows of an accumulator in parts. A part fills one te_gemm_stage. ACROSS is the number of
+        // parts side by side. DOWN is the number of parts one above the other.
         const int ACROSS = WN / COLUMNS, DOWN = COLUMNS == 128 ? 2 : 1;
         te_gemm_stage<COLUMNS> stage = {(float *)(base + STAGES * SLOT + warp * te_gemm_stage<COLUMNS>::BYTES)};
 #pragma unroll 1

@@ -47,8 +47,8 @@ typedef struct te__gemm_kargs {
     te__gemm_grouping groups;
 } te__gemm_kargs;
 
-/* The shape of the blocks of A, then of B: 1D is 1 x 128, 2D is 128 x 128. SHIFTED: B does not begin at the start of
- * a block. */
+/* The shapes of the scaling blocks. A name gives the shape for A and after it the shape for B. 1D is 1 x 128, and 2D is
+ * 128 x 128. With SHIFTED, B does not begin at the start of a block. */
 typedef enum te__gemm_block_kind {
     TE__GEMM_1D_1D = 1,
     TE__GEMM_1D_2D = 2,

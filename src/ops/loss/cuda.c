@@ -1,7 +1,7 @@
-/* ops/loss/cuda.c: chooses the kernels and launches of the losses. This file must not call the CUDA driver. */
+/* ops/loss/cuda.c: chooses the kernels of the losses, and their launches. This file must not call the CUDA driver. */
 
-/* Returns the number of threads for a row of v logits, a multiple of 32. A thread takes at most `each` logits, unless
- * this needs more than `most` threads. The result is never above `most`. */
+/* Returns the number of threads for a row of v logits: one for every `each` logits, rounded up to whole warps, but not
+ * more than the limit `most`. */
 static int te__loss_threads(int64_t v, int64_t each, int64_t most) {
     return (int)te__min(most, te__round_up(te__max(1, te__div_up(v, each)), 32));
 }

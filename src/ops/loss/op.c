@@ -1,5 +1,5 @@
-/* ops/loss/op.c: sets the default values of the losses and checks their calls. This file must not depend on the
- * backend. */
+/* ops/loss/op.c: fills in the default arguments of the loss operations and checks the calls of these operations. This
+ * file must not depend on the backend. */
 
 static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, const te_tensor *logits,
                                                 const te_tensor *target, const te_tensor *lse, float smoothing) {

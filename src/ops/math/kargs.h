@@ -82,8 +82,8 @@ typedef struct te__sum_kargs {
     int vector;
 } te__sum_kargs;
 
-/* The arguments of the kernel column_sum. A thread block adds up one chunk of rows of 256 columns (a column block),
- * and writes the sums to the chunk's row of partial [chunks, n]. */
+/* The arguments of the kernel column_sum. A column block is 256 columns. A thread block adds up the rows of one chunk
+ * in one column block, and writes the sums to the chunk's row of partial [chunks, n]. */
 typedef struct te__column_sum_kargs {
     const void *x; /* [m, n] */
     float *partial;
@@ -111,8 +111,8 @@ typedef struct te__embedding_fwd_kargs {
     void *y;                 /* [tokens, h] */
     struct te__outside *outside;
     long long tokens, vocab, h;
-    long long all, first; /* all: rows of the vocabulary; first: the row of the vocabulary where the table begins. The
-                           * table has `vocab` of these rows */
+    long long all, first; /* all: size of the whole vocabulary; first: id of the table's first row. The table has the
+                           * rows of the ids first .. first + vocab - 1 */
     int ids_dt, table_dt, y_dt;
     int from_end; /* whether negative ids count from the end of the vocabulary */
     int vector;   /* whether rows of table and y start at multiples of 16 bytes */

@@ -1,6 +1,6 @@
-// ops/moe/moe_local_ids.cu: turns the ids of experts into their ids on this rank. The id becomes -1 if the expert is on
-// another rank or the token is dropped. Writes the number of copies for each local expert in each chunk of items
-// (elements of `experts`) to counts[expert][chunk].
+// ops/moe/moe_local_ids.cu: turns the ids of experts into their ids on this rank. An id becomes -1 if the expert is on
+// another rank or the token is dropped. Writes to counts[expert][chunk] how many items of the chunk go to that local
+// expert. An item is an element of `experts`.
 //
 // Launch: block 256; grid: chunks of TE__MOE_SORT_CHUNK items. Shared memory: 4 bytes for each local expert.
 //

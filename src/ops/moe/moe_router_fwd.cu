@@ -1,5 +1,5 @@
-// ops/moe/moe_router_fwd.cu: computes scores from logits [tokens, experts], and chooses the topk experts of each token
-// and their probabilities. The formulas are at te_op_moe_router_fwd.
+// ops/moe/moe_router_fwd.cu: computes scores from logits [tokens, experts], chooses the topk experts of each token,
+// and computes the probabilities of these experts. The formulas are at te_op_moe_router_fwd.
 //
 // Each warp has one token. Shared memory holds the token's scores, the keys by which experts are chosen, and marks for
 // chosen experts. Of experts with equal keys, the one with the lowest index wins.

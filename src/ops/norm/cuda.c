@@ -1,5 +1,5 @@
-/* ops/norm/cuda.c: chooses the kernels and launches of LayerNorm and RMSNorm. This file must not call the CUDA driver.
- * */
+/* ops/norm/cuda.c: chooses the kernels of LayerNorm and RMSNorm, and plans their launches. This file must not call the
+ * CUDA driver. */
 
 /* Returns the number of threads in a block of the general kernels, which do not hold a row in registers. Short rows
  * get small blocks. */
@@ -99,8 +99,8 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         if (queued) {
             te__norm_plan_queue(p, l, k, t);
         } else if (in_registers) {
-            /* X_PACKED: the kernel uses fewer registers, so that a multiprocessor runs 36 warps at once, not 24. With
-             * more than 8 warps in a block, two blocks fit only so. */
+            /* PACKED: the kernel uses fewer registers, so that a multiprocessor runs up to 36 warps at once, not 24.
+             * Without PACKED, at most two blocks of more than 8 warps would fit. */
             bool quantized = te__is_fp8(a->y->dtype), full = t.full && ld == n;
             bool packed = quantized || k->amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
             int rows = t.warps == 1 ? 4 : 1, warps = t.warps * rows;
@@ -162,8 +162,8 @@ static bool te__norm_bwd_tile(int64_t n, int64_t element, int streams, int kinds
     sums = t->sums_shared ? (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds : 0;
     for (t->stages = 3; t->stages > 1 && t->stages * stage + sums > limit;) t->stages--;
     t->shared = t->stages * stage + sums;
-    /* After the last row, the same shared memory holds other sums: first those of the groups of warps, then at most
-     * 8192 bytes of te_norm_add_parts. */
+    /* After the last row, the kernel reuses this shared memory for the sums of the groups of warps, and then for the
+     * sums of te_norm_add_parts (8192 bytes). */
     if (!t->sums_shared) t->shared = te__max(t->shared, (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds);
     t->shared = te__max(t->shared, 8192);
     return t->shared <= limit;

@@ -19,7 +19,8 @@ typedef struct te__norm_fwd_kargs {
     /* norm_fwd_queue: */
     int unit;          /* a unit is this number of neighbouring rows, which a block takes at once */
     int own;           /* number of units that a block takes by its block number, without the counter */
-    int questions;     /* how often all blocks together increment the counter to get further units */
+    int questions;     /* total number of increments of `counter` by all blocks. Each increment asks for one further
+                        * unit */
     unsigned *counter; /* 0 between kernels */
 } te__norm_fwd_kargs;
 

@@ -63,11 +63,12 @@ TE__BOTH float te__nvfp4_toward_zero(int32_t s) {
 }
 /* Replaces v by H v / 4, rounded to bf16. The sums are those of the tensor cores on which TransformerEngine computes
  * them (mma.sync on Hopper and Blackwell, tcgen05.mma):
- * - No product is rounded.
- * - The 16 products of a sum are cut to 25 bits below the leading bit of the largest one, and added up exactly.
- * - The sum is cut to f32.
+ * - The 16 products of a sum are computed exactly.
+ * - The products are truncated: bits more than 25 places below the leading bit of the largest product become 0.
+ * - The truncated products are added up exactly.
+ * - The sum is rounded toward 0 to f32.
  *
- * Each product is plus or minus an element of v / 4. So this function cuts each element once, and then adds up
+ * Each product is an element of v, times 1/4 or -1/4. So this function truncates each element once, and then adds up
  * integers. If v has infinities or NaNs, all its finite elements count as 0. */
 TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
     uint32_t top = 0;

@@ -36,8 +36,8 @@ TE_DEV te_i64 te_nvfp4_amax_of(const te__nvfp4_dequantize_kargs &a, te_i64 row, 
 #define TE_COLUMNS 65 // floats of a row of the tile
 #define TE_Y_SIZE (Y_DT == TE_F32 ? 4 : 2)
 
-// Loads 4 N bytes of codes, of which `left` exist; the others become 0. With `vector` all bytes exist or none, and q is
-// aligned to 4 N bytes.
+// Loads 4 N bytes of codes from q. Only the first `left` bytes exist, and the others become 0. If `vector` is true, all
+// 4 N bytes must exist, and q must be aligned to 4 N bytes.
 template <int N> TE_DEV void te_nvfp4_codes(const te_u8 *q, te_i64 left, bool vector, te_u32 w[N]) {
     if (vector && N == 2) {
         uint2 u = *(const uint2 *)q;

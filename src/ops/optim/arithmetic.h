@@ -19,7 +19,7 @@ TE__BOTH float te__state_scale(float amax, int e4m3) {
     return e4m3 ? te__rcp_f32(te__state_multiplier(amax, 1)) : te__div_f32(amax, te__state_range(0));
 }
 
-/* Updates the loss scale after a step. The scale grows only if the larger scale is finite. */
+/* Updates the loss scale after a step. The scale is multiplied by `growth` only if the product is finite. */
 TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, float *found_inf, float growth,
                               float backoff, float interval) {
     if (*found_inf != 0.0f) {

@@ -3,8 +3,8 @@
  * The angle is (float(t) * position_scale) * inv_freq, by the same two f32 products as in the kernel. Rounding matters:
  * near 10^6 radians, neighbouring f32 numbers differ by 0.06. */
 
-/* Returns 0, 1 or 2 if head `packed_head` of the packed projection belongs to q, k or v. Sets *h to the index of the
- * head in q, k or v. */
+/* Returns the tensor to which head `packed_head` of the packed projection belongs: 0 for q, 1 for k, 2 for v. Sets *h
+ * to the index of the head in that tensor. */
 static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
     if (a->grouped && a->groups) {
         const int queries = a->heads / a->groups, group = packed_head / (queries + 2),

@@ -29,8 +29,9 @@ typedef struct te__rope_kargs {
     int positions_step;      /* elements from one sequence to the next; 0: all sequences have the same positions */
     const float *freqs;      /* used if has_freqs: the table of angles, [rows, 1 or sequences, 2 * half]. Otherwise
                               * inv_freq is used */
-    long long freqs_rows, freqs_row, freqs_step; /* freqs_row, freqs_step: elements to the next row, and to the next
-                                                  * sequence. freqs_step 0: all sequences use the same angles */
+    long long freqs_rows, freqs_row, freqs_step; /* freqs_rows: number of rows. freqs_row: elements from one row to the
+                                                  * next. freqs_step: elements from one sequence to the next; 0: all
+                                                  * sequences use the same angles */
     int has_freqs;
     long long offset;        /* added to every position */
     float position_scale, attention_factor; /* attention_factor multiplies cosine and sine */

@@ -169,8 +169,9 @@ static float te__shard_cast_row(const te__shard_job *j, int64_t row, float large
     }
     return largest;
 }
-/* Casts the parts begin .. end - 1 of the work. A part has pairs of rows (2 i, 2 i + 1). In a flat dst with 4-bit
- * codes, only the two rows of a pair may share a byte. */
+/* Casts the parts begin .. end - 1 of the work. A part has whole pairs of rows (2 i, 2 i + 1), so that no two threads
+ * write to the same byte. In a flat dst with 4-bit codes, the last code of row 2 i and the first code of row 2 i + 1
+ * can lie in one byte. */
 static void te__shard_cast_parts(void *user, int64_t begin, int64_t end) {
     te__shard_job *j = (te__shard_job *)user;
     int64_t part, pair;

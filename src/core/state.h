@@ -73,7 +73,7 @@ typedef struct te__buffer {
                               * the last capture that writes the buffer */
     uint64_t saved_at;         /* the time at which a tape node last saved a tensor in the buffer; 0: never */
     uint64_t written_at, whole_at; /* written_at: the time of the last write; whole_at: the time of the last write that
-                                    * has no entry in `writes` */
+                                    * the list `writes` below does not have */
     te__write *writes;         /* writes to parts of the buffer since a node has saved it, the oldest first */
     int num_writes, cap_writes;
 } te__buffer;

@@ -60,8 +60,8 @@ typedef struct te__lm_family {
     const char *reads;  /* JSON: keys with the defaults of this family (null: no default). It lists the keys of
                          * te__lm_own_keys that the family reads, and the keys of te__lm_keys whose default differs from
                          * te__lm_defaults. */
-    const char *always; /* JSON: the traits of the family (te__lm_traits), and keys whose values override those in the
-                         * file */
+    const char *always; /* JSON: the traits of the family (te__lm_traits), and keys whose values override those in
+                         * config.json */
     const te__lm_rule *layouts[TE__LM_LAYOUTS]; /* each entry is the list of rules for one way to name the tensors in
                                                  * files; NULL: no further entry */
     const te__lm_inner *inner;                  /* NULL: the whole model is a text model */

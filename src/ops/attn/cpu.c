@@ -494,8 +494,8 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
             *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
             if (s->factor && j < block->end && r < block->n) *x *= s->factor[j * TE__ATTN_BLOCK + r];
         }
-    /* dp_scale is made for dS times the derivative of the cap. The dS of dB lacks this derivative, so it is not
-     * rounded. */
+    /* With a soft cap, the pass for dB needs dS without the cap's derivative. dp_scale does not fit these values, so
+     * they are not rounded. */
     if (w->table && a->x.softcap > 0.0f) return;
     /* the main pass records the amax of the same dS */
     te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, w->table ? NULL : s->amax);

@@ -252,8 +252,8 @@ static te_result te__attn_bwd_too_large(te__plan *p, const te__attn_kargs *a) {
                     a->s_q, a->heads, a->batch);
 }
 
-/* Plans the backward pass for heads above 128 channels. dK and dV of 128 keys would not fit into registers. So one
- * kernel computes dK and dV for 64 keys, and another one computes dQ. */
+/* Plans the backward pass for heads above 128 channels. One kernel computes dK and dV, in blocks of 64 keys: dK
+ * and dV of 128 keys would not fit into registers. Another kernel computes dQ. */
 static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
                                         te__attn_bits *bits) {
     const int64_t keys = te__div_up(a->s_kv, 64), queries = te__div_up(a->s_q, 128),

@@ -292,8 +292,8 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     args.x = x;
     args.out = te__data(out);
     args.column_blocks = (unsigned)te__div_up(args.n, 256);
-    /* At most as many blocks as 132 multiprocessors can run at once. All GPUs use this number, so they compute the
-     * same bits. */
+    /* The limit of 528 blocks is four for each of an H200's 132 multiprocessors. The limit is the same on every GPU, so
+     * that all GPUs compute the same bits. */
     chunks = te__max(1, te__min(te__div_up(args.m, 32), 528 / args.column_blocks));
     args.chunk = te__max(1, te__div_up(args.m, chunks));
     args.chunks = te__max(1, te__div_up(args.m, args.chunk));

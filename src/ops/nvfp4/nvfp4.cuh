@@ -213,7 +213,7 @@ TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[
 //
 // `tile`         the block belongs to a 16 x 16 tile, whose scale is `tile_code`
 // `block`        index of the block in the row-wise or column-wise copy
-// `multipliers`  NULL, or a multiplier for each of the 128 block scales
+// `multipliers`  NULL, or a multiplier for each of the 128 possible codes of a block scale
 TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s,
                             const float *multipliers, bool tile, const int &tile_code, te_u64 block, te_u8 *scale) {
     te_u32 random[4];

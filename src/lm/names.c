@@ -1,5 +1,5 @@
-/* lm/names.c: applies the rules of a model family (te__lm_rule) to the names and values of tensors: from those of a file
- * to parameters, and back. This file must not depend on files on disk. */
+/* lm/names.c: applies the rules of a model family (te__lm_rule) to the names and values of tensors: from those of a
+ * file to parameters, and back. This file must not depend on files on disk. */
 
 enum { TE__LM_NAME = 512, TE__LM_FILE = 0, TE__LM_MODEL = 1 };
 

@@ -156,8 +156,8 @@ static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
                : 0.5;
 }
 
-/* Returns the tile and the number of splits that cost the least. `use` is the index in a tile's `speed`. `bk` is the number of
- * values of k in a slab. */
+/* Returns the tile and the number of splits that cost the least. `use` is the index in a tile's `speed`. `bk` is the
+ * number of values of k in a slab. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, int use,
                                        const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;

@@ -18,8 +18,8 @@
 // format is a constant, so the branch has the code for this format alone. N is the number of elements. If N is 8, the
 // elements start at a multiple of 16 bytes.
 
-// Loads N elements as floats. The formats are written out: the compiler orders gemv_k's loads worse if a loop tries one format
-// after the other (tests/bench/notes.md).
+// Loads N elements as floats. The formats are written out: the compiler orders gemv_k's loads worse if a loop tries one
+// format after the other (tests/bench/notes.md).
 template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {
     if constexpr (N == 8) {
         dt == TE_F32    ? te_load8(p, i, TE_F32, v)

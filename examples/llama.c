@@ -170,9 +170,12 @@ static void open_model(void) {
     if (opt.dtype && !desc.params_dtype) die("--dtype %s: there are f32, f16 and bf16", opt.dtype);
     recipe = recipe_named(opt.recipe);
     if (opt.quantized_weights && !recipe.kind) die("--quantized-weights needs --recipe");
+    const bool backward = opt.train || opt.grads;
+    if (!backward) te_no_grad_begin(te); /* quantized weights then have one copy each, the one that forward reads */
     if (opt.quantized_weights) te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &recipe, .preserve_high_precision_init_val = opt.train != NULL});
     model = te_hf_open(te, opt.folder, &desc);
     if (opt.quantized_weights) te_quantized_model_init_end(te);
+    if (!backward) te_no_grad_end(te);
     check();
     te_module_train(model, opt.train != NULL);
     if (opt.checkpoint) te_module_visit(model, checkpoint_layers, NULL);

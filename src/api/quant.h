@@ -404,8 +404,11 @@ typedef struct te_quantized_model_init_desc {
 /* Opens a region in which created modules store the weights of their GEMMs quantized by the recipe, as a row-wise and a
  * column-wise copy, without a plain one. Biases, norms and embeddings stay plain. Run the modules inside
  * te_autocast_begin with the same recipe. Outside of autocast the modules decode their weights and compute in high
- * precision. Delayed scaling starts from scale 1. Regions may be nested. desc may be NULL. TransformerEngine:
- * quantized_model_init, fp8_model_init. */
+ * precision. Delayed scaling starts from scale 1. Regions may be nested. desc may be NULL.
+ * A weight created between te_no_grad_begin and te_no_grad_end gets the row-wise copy alone, which is the copy that the
+ * forward pass reads. A forward pass that is recorded makes the column-wise copy from the row-wise one. If the recipe
+ * cannot do so (MXFP8, for example), that forward pass gives TE_ERR_STATE.
+ * TransformerEngine: quantized_model_init, fp8_model_init. */
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
 /* Closes the innermost region. */
 TE_API te_result te_quantized_model_init_end(te_ctx *te);

@@ -312,9 +312,15 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
         q->spec.scale = te_tensor_retain(spec->scale);
         q->spec.amax = te_tensor_retain(spec->amax);
     }
-    if ((spec->usage & TE_COLUMNWISE) && !weight->quantized->col.data && te__quant_add_columnwise(weight) != TE_OK)
-        return NULL;
-    return weight;
+    if (!(spec->usage & TE_COLUMNWISE) || weight->quantized->col.data) return weight;
+    if (!te__column_follows(weight))
+        return te__no_tensor(
+            weight->te, TE_ERR_STATE,
+            "linear: the backward pass reads the weight's column-wise copy, and the weight has a row-wise %s copy "
+            "alone, from which the other cannot be made; create the model outside of te_no_grad_begin, where a weight "
+            "gets both",
+            weight->quantized->cls->name);
+    return te__quant_add_columnwise(weight) == TE_OK ? weight : NULL;
 }
 
 /* Returns the quantized weight: the weight itself, a valid cached copy (only for TE_MICROBATCH_LATER), or a new

@@ -31,6 +31,11 @@ static const te__quantized_init *te__init_now(const te_ctx *te) {
 }
 static bool te__quantizes_weights(const te_ctx *te) { return te__init_now(te) && te__init_now(te)->enabled; }
 
+/* Returns the copies that a weight made now gets. Without gradients only the forward pass reads weights. */
+static int te__weight_usage(const te_ctx *te) {
+    return te->tape.no_grad > te->tape.hidden_no_grad ? TE_ROWWISE : TE_ROWWISE | TE_COLUMNWISE;
+}
+
 /* Returns a new quantizer for a weight. It follows the recipe of the innermost region of
  * te_quantized_model_init_begin. */
 static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, const char *path, int gemm) {
@@ -45,14 +50,14 @@ static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, c
         role.gemm = gemm;
         role.tensor_type = TE_TENSOR_WEIGHT;
         if (te__recipe_ask(te, r, &role, &desc) != TE_OK) return NULL;
-        desc.usage = 0;
+        desc.usage = te__weight_usage(te);
         return te_quantizer_create(te, &desc);
     }
     spec = te__recipe_spec(r, false, TE__SLOT_WEIGHT, NULL);
     desc.kind = spec.cls->kind;
     q = te_quantizer_create(te, &desc);
     if (!q) return NULL;
-    spec.usage = TE_ROWWISE | TE_COLUMNWISE;
+    spec.usage = te__weight_usage(te);
     spec.scale = q->spec.scale;
     spec.amax = q->spec.amax;
     q->spec = spec;

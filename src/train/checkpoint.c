@@ -223,12 +223,25 @@ static te_module *te__ckpt_module(te_module *m, const char *entry, const char **
     path[n] = 0;
     return te_module_find(m, path);
 }
-/* Returns true if the entry names a transient buffer of the model, which a file need not have. */
-static bool te__ckpt_passes_over(te_module *m, const char *entry) {
+/* Returns the parameter or buffer of the model that an entry of the file is named after, or NULL. */
+static const te__entry *te__ckpt_entry(te_module *m, const char *name_in_file) {
     const char *name;
-    const te_module *owner = te__ckpt_module(m, entry, &name);
-    const te__entry *e = owner ? te__module_entry(owner, name) : NULL;
-    return e && e->transient;
+    const te_module *owner = te__ckpt_module(m, name_in_file, &name);
+    return owner ? te__module_entry(owner, name) : NULL;
+}
+/* Returns true if the file may have this entry although the model does not load it: a transient buffer, or a tensor of
+ * the column-wise copy of a weight that has only a row-wise copy here (te_quantized_model_init_begin). */
+static bool te__ckpt_passes_over(te_module *m, const char *entry) {
+    const te__entry *e = te__ckpt_entry(m, entry);
+    const char *part = strrchr(entry, '.');
+    char weight[512];
+    const size_t n = part ? (size_t)(part - entry) : 0;
+    if (e) return e->transient;
+    if (n < sizeof(".col") || n >= sizeof(weight) || memcmp(part - 4, ".col", 4) != 0) return false;
+    memcpy(weight, entry, n - 4);
+    weight[n - 4] = 0;
+    e = te__ckpt_entry(m, weight);
+    return e && e->tensor->quantized && !e->tensor->quantized->col.data;
 }
 
 /* Adds an entry to p->fresh if it is scaling state without a buffer in its module. Returns false for other entries. */

@@ -784,6 +784,72 @@ TE_TEST_DEVICES(checkpoints_without_column_wise_copies) {
     }
 }
 
+/* What a session computes without recording. */
+static test_bytes infer(session *s) {
+    test_bytes b = {0};
+    te_recipe r = recipe_of(s->recipe);
+    te_scope_begin(s->te);
+    te_no_grad_begin(s->te);
+    te_autocast_begin(s->te, &(te_autocast_desc){.recipe = &r});
+    test_put(&b, te_forward(s->model, test_tensor(s->te, TE_BF16, SHAPE(BATCH, 2, HIDDEN), test_normal(BATCH * 2 * HIDDEN, 7))));
+    te_autocast_end(s->te);
+    te_no_grad_end(s->te);
+    CHECK_OK(s->te);
+    te_scope_end(s->te);
+    return b;
+}
+static bool has_rows_alone(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)m, (void)kind;
+    if (!te_tensor_is_quantized(x)) return true;
+    CHECK_MSG(te_quantized_usage(x) == TE_ROWWISE, "%s: %d", path, te_quantized_usage(x));
+    ++*(int *)user;
+    return true;
+}
+
+/* Made without gradients, weights have the copy that forward reads: the same results in less memory. Files of both kinds of models are read. Training
+ * makes the other copy, or says that the recipe cannot. */
+TE_TEST_DEVICES(weights_without_gradients_have_one_copy) {
+    for (int i = 0; i < RECIPES; i++) {
+        int counted = 0;
+        test_case("%s", recipe_text[i]);
+        const char *path = test_path("both.safetensors");
+        int64_t before = te_memory_get_stats(te).allocated;
+        session *both = open_session(te, i, true, 5);
+        int64_t of_both = te_memory_get_stats(te).allocated - before;
+        te_no_grad_begin(te);
+        before = te_memory_get_stats(te).allocated;
+        session *one = open_session(te, i, true, 5), *loaded = open_session(te, i, true, 77);
+        int64_t of_one = (te_memory_get_stats(te).allocated - before) / 2;
+        te_no_grad_end(te);
+        te_module_visit_tensors(one->model, has_rows_alone, &counted);
+        CHECK_EQ_INT(counted, 4);
+        CHECK_MSG(of_one < of_both, "%lld bytes, and %lld with both copies", (long long)of_one, (long long)of_both);
+        test_bytes want = infer(both);
+        CHECK_SAME("output", infer(one), want);
+        CHECK_EQ_INT(te_model_save(te, path, both->model, NULL, NULL, 0), TE_OK);
+        CHECK_EQ_INT(te_model_load(te, path, loaded->model, NULL), TE_OK);
+        CHECK(!test_log_text() || !strstr(test_log_text(), "ignored")); /* the file's column-wise copies are no surprise */
+        if (i > 0) CHECK_SAME("output of a file", infer(loaded), want); /* delayed: the file has the amaxes of the forward above */
+        counted = 0;
+        te_module_visit_tensors(loaded->model, has_rows_alone, &counted);
+        CHECK_EQ_INT(counted, 4);
+        if (i != 3 && i < 5) {
+            test_bytes step = train(open_session(te, i, true, 5), 0);
+            te_no_grad_begin(te);
+            session *fresh = open_session(te, i, true, 5); /* delayed scaling counts the forward passes of every module */
+            te_no_grad_end(te);
+            CHECK_SAME("step", train(fresh, 0), step);
+        } else {
+            te_recipe r = recipe_of(i);
+            te_autocast_begin(te, &(te_autocast_desc){.recipe = &r});
+            CHECK(!te_forward(one->model, te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(BATCH, 2, HIDDEN), test_normal(BATCH * 2 * HIDDEN, 7)), true)));
+            te_autocast_end(te);
+            CHECK_ERROR(te, TE_ERR_STATE, "outside of te_no_grad_begin");
+            CHECK_SAME("output after the error", infer(one), want);
+        }
+    }
+}
+
 TE_TEST_DEVICES(checkpoints_that_do_not_fit_change_nothing) {
     te_recipe r = recipe_of(1);
     const char *path = test_path("other.safetensors");

@@ -55,13 +55,14 @@ typedef struct te_attn_module_desc {
  * until a parent takes it. `backend` 0 means "te" on CUDA, else "sdpa".
  * TE_ERR_UNSUPPORTED "Unsupported attention implementation" for "tilelang", "cudnn", "magi" and values outside
  * te_attn_backend.
- * TE_ERR_UNSUPPORTED for options that the backend does not have.
+ * TE_ERR_UNSUPPORTED for options that the backend does not have; but TE_ERR_INVALID for dropout_p.
  * TE_ERR_INVALID for sizes that do not fit. Sizes are checked first: "magi" gives this error if num_qk_channels and
  * num_v_channels differ or are above 128.
  * TE_ERR_STATE inside a graph's capture.
  * Source: initialize_attn_module_and_func. */
 TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend, const te_attn_module_desc *desc);
-/* Returns the backend that te_initialize_attn_module made a module for; TE_ATTN_DEFAULT for other modules and NULL. */
+/* Returns the backend of a module of te_initialize_attn_module. TE_ATTN_TE for every DotProductAttention;
+ * TE_ATTN_DEFAULT for other modules and NULL. */
 TE_API te_attn_backend te_attn_backend_of(const te_module *m);
 
 /* ---- calls ---- */

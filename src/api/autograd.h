@@ -127,8 +127,8 @@ typedef struct te_cpu_offload_desc {
                            * reads first; 0 => twice the largest offloaded tensor */
 } te_cpu_offload_desc;
 /* Begins a region of CPU offload. Up to te_cpu_offload_end, activations that tape nodes save are copied to pinned host
- * memory. The backward pass copies them back before they are needed. The copies run on a stream of their own (on the
- * CPU backend too). Results have the same bits as without offload.
+ * memory. The backward pass copies them back before they are needed. On CUDA the copies run on a stream of their own;
+ * the CPU backend copies too. Results have the same bits as without offload.
  *
  * Parameters and activations that the caller's scope holds stay on the device. The caller's scope holds the output of a
  * layer that the caller runs directly. It does not hold outputs of layers inside a module (te_sequential_create, or a

@@ -40,7 +40,7 @@ typedef struct te_fp8_config {
  * Source: TEFp8Config.build_recipe. */
 TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_config *config, te_recipe *storage);
 /* Runs te_autocast_begin with the recipe of the config and no amax reduction group. If config is NULL, or have_te of
- * te_backend_get_capabilities is false, an outer region stays in force.
+ * te_backend_get_capabilities is false, the new region has the settings of the outer one.
  * Source: TEFp8Config.maybe_te_autocast. */
 TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *config);
 /* Closes the region of te_fp8_maybe_autocast_begin. The same as te_autocast_end. */
@@ -215,8 +215,8 @@ TE_API te_module *te_float32_rms_norm_create(te_ctx *te, const te_rms_norm_modul
  *     dx      = s (g - n mean(g n))
  *     dweight = the sum of dy n over all rows
  *
- * Result and gradients are computed in f32 and rounded once. Differentiable; allocates. The same function as
- * te_rmsnorm.
+ * Result and gradients are computed in f32 and rounded once, the result to x's format. Differentiable; allocates. The
+ * same function as te_rmsnorm.
  * Source: _float32_rms_norm_fwd. */
 TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps);
 
@@ -262,7 +262,7 @@ typedef struct te_rope_config {
  * Source: get_rope_config. */
 TE_API te_result te_rope_config_read(te_ctx *te, const char *config, te_rope_config *rope);
 /* Reads a config.json as models of the Llama family do: "rope_parameters", else "rope_scaling", else neither.
- * rope_theta may also stand at the top level; if it is missing, 10000 is used. Errors as te_rope_config_read. */
+ * rope_theta comes from that object, else from the top level, else it is 10000. Errors as te_rope_config_read. */
 TE_API te_result te_rope_config_read_llama(te_ctx *te, const char *config, te_rope_config *rope);
 /* Fills *rotary for the rotation of Automodel's models with experts; rope_type is ignored. The rotation has dim =
  * floor(head_dim * partial_rotary_factor) channels.

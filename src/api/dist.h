@@ -81,8 +81,8 @@ TE_API int te_group_rank(const te_group *group); /* this rank, from 0; 0 for NUL
 TE_API int te_group_size(const te_group *group); /* the number of ranks; 1 for NULL */
 
 /* A hub connects threads of one process, each with a context of its own (CPU, CUDA or mixed), as the ranks of one
- * group. It must outlive its groups. Collectives go through host memory and sync: they are meant for tests, and for
- * small groups.
+ * group. The hub must outlive its groups. Collectives go through host memory and sync: they are meant for tests, and
+ * for small groups.
  *
  * These errors leave tensors unchanged and the group usable:
  *   - a rank's arguments do not fit those of the others (size, format, counts, operation): every rank's call fails,

@@ -129,11 +129,12 @@ typedef struct te_cast_frozen_desc {
 } te_cast_frozen_desc;
 /* Casts parts of m's tree to the compute format, for models with frozen parts. desc NULL => nothing happens. The call
  * casts:
- *   - frozen floating parameters, except sharded ones and those that te_module_set_keep_in_fp32 keeps in f32
+ *   - frozen floating parameters
  *   - LoRA adapters: the trainable parameters of a module that owns a frozen matrix, and of the modules below it
  *   - buffers of a module that owns a frozen matrix, and of the modules below it
  *   - buffers below a module whose parameters (at least one) are all frozen
  *
+ * It does not cast sharded parameters and tensors that te_module_set_keep_in_fp32 keeps in f32.
  * Source: cast_frozen_modules_to_compute_dtype. */
 TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_cast_frozen_desc *desc);
 

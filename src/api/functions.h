@@ -155,8 +155,8 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
 /* Options of te_attention; zero is causal attention without dropout. */
 typedef struct te_attn_desc {
     te_qkv_format format; /* layout of q, k, v and the result; 0 => [s, b, H, d] */
-    te_attn_rule rule;    /* mask, window, scale, dropout and more (tensors borrowed for the call); zero => causal
-                           * attention alone */
+    te_attn_rule rule;    /* mask, window, scale, dropout (from the context's random state) and more (tensors borrowed
+                           * for the call); zero => causal attention alone */
     te_tensor *max_logit; /* f32 [H], written: the largest score of each head (borrowed); NULL => not computed */
 } te_attn_desc;
 /* Returns softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] -> [s_q, b, H, dv].

@@ -70,7 +70,8 @@ typedef struct te_mask_check {
                   * Automodel (te_op_detect_causal_mask) */
     bool cache;  /* true => the result for a mask is kept until its memory is written (te_tensor_version). Later calls
                   * with the mask do not wait, and may be in a graph's capture. te.h does not see writes to memory of
-                  * te_tensor_wrap: after such a write, call te_tensor_touch on the mask */
+                  * te_tensor_wrap: after such a write, call te_tensor_touch on the mask. Before the first
+                  * te_tensor_touch the result for such a mask is not kept */
 } te_mask_check;
 /* Returns whether `mask` is the mask of causal attention with `window`. window.right is taken as 0. There is no window
  * if window.on is false or window.left is negative. If the result is true, *found (may be NULL) receives the window:
@@ -226,14 +227,14 @@ TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc);
 /* Injects DotProductAttention into one module, whatever its name; an injected module is restored first. Returns false
  * if the module cannot be injected, or if an error was recorded.
  *
- * If the module has a child `sdpa` of te_sdpa_create and no forward function of te_module_set_forward, the child's
- * forward is replaced. DotProductAttention takes the child's mask, window, scale, softmax type and dropout.
+ * If the module has a child `sdpa` of te_sdpa_create, and the child has no forward function of te_module_set_forward,
+ * the child's forward is replaced. DotProductAttention takes the child's mask, window, scale, softmax type and dropout.
  *
  * Any other module gets a forward function around its own, in which te_scaled_dot_product_attention calls
  * te_sdpa_patch_call. The function for calls that DotProductAttention cannot compute (te_make_te_sdpa_desc.original) is
  * the one that te_scaled_dot_product_attention would have called at the injection. (That function's user pointer is
  * borrowed until te_restore_attention, or until the module is destroyed.) If the forward does not call
- * te_scaled_dot_product_attention, one warning says so. A later te_module_set_forward undoes the injection.
+ * te_scaled_dot_product_attention, one warning says so. A later te_module_set_forward disables the injection.
  * Source: inject_te_attention_into_module. */
 TE_API bool te_inject_te_attention_into_module(te_module *self_attn, const te_inject_desc *desc);
 /* Returns why te_inject_te_attention_into_module would not inject; TE_INJECT_OK if it would. Changes nothing. */

@@ -95,7 +95,7 @@ typedef struct te_lora_desc {
     bool moe_rank_scaling;              /* true => the rank of experts' adapters is dim / (experts per token), rounded
                                          * down with a warning. alpha does not change: the factor is alpha / (the
                                          * reduced rank) */
-    bool skip_freeze;                   /* true => parameters of modules without adapters are not frozen; false => all
+    bool skip_freeze;                   /* true => parameters of modules without adapters stay as they are; false => all
                                          * parameters but adapters are frozen */
     const char *const *modules_to_save; /* [num_modules_to_save] modules that get no adapters: copies of their
                                          * parameters are trained, and te_lora_remove drops the copies (peft) */
@@ -183,7 +183,7 @@ TE_API te_result te_lora_save(te_module *model, const char *folder);
  *   - adapters of lm_head in a tied model
  *   - a parameter that is stored quantized but must be compared or trained
  *   - a value of init_lora_weights that changes the base weight
- *   - different alphas for the experts of one layer
+ *   - different alphas within the experts of one layer
  *   - an alpha_pattern with syntax that te_lora_desc refuses
  *   - other settings of the config that te.h does not have, such as target_parameters
  *

@@ -16,7 +16,8 @@ typedef struct te_linear_desc {
     te_parallel_options parallel; /* parallel_mode shards the weight over ranks */
     te_parameters_split parameters_split; /* splits the weight into several parameters */
     bool save_original_input; /* true => saves the input, and quantizes it again in the backward pass; false => saves a
-                               * quantized copy. true is refused with delayed scaling and with stochastic rounding */
+                               * quantized copy. true is refused under delayed scaling, and for an input quantizer that
+                               * rounds stochastically */
     const char *name; /* copied; NULL => "linear" */
 } te_linear_desc;
 /* Creates a Linear. */
@@ -172,13 +173,15 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
  * for a group of another context. Source: transformer_engine.pytorch, set_tensor_parallel_group. */
 TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group);
 /* Sets cp_group, cp_p2p_group and cp_comm_type (te_parallel_options) of all attention in m and below it. The groups are
- * borrowed for the modules' lifetime; NULL => none. TE_ERR_INVALID for a group of another context, or for a
- * cp_p2p_group without TE_CP_A2A_P2P. Source: transformer_engine.pytorch, set_context_parallel_group. */
+ * borrowed for the modules' lifetime; NULL => none. MultiheadAttention then sets cp_size and cp_rank of te_rotary_desc.
+ * TE_ERR_INVALID for a group of another context, or for a cp_p2p_group without TE_CP_A2A_P2P.
+ * Source: transformer_engine.pytorch, set_context_parallel_group. */
 TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group, te_group *cp_p2p_group,
                                                te_cp_comm cp_comm_type);
 /* Returns true if te_tensor_grad(x) must be summed over the tensor-parallel ranks (te_all_reduce) before
- * te_optimizer_step. It is true for the parameters of q_norm and k_norm and, under sequence_parallel, for those of
- * norms and for the biases of row-parallel modules. Source: the attribute sequence_parallel of parameters. */
+ * te_optimizer_step. With tp_size above 1 it is true for the parameters of q_norm and k_norm. Under sequence_parallel
+ * it is also true for those of other norms, and for the biases of row-parallel modules. Source: the attribute
+ * sequence_parallel of parameters. */
 TE_API bool te_tensor_sequence_parallel(const te_tensor *x);
 /* Sets what te_tensor_sequence_parallel returns for x. Returns x. */
 TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on);

@@ -154,10 +154,10 @@ TE_API const char *te_query_family(te_op op);
 
 /* ---- math ---------------------------------------------------------------------------------------------------- */
 
-/* dst = src, converted between f32, f16, bf16, i32, i64 and u8; floats round to nearest even. 8-bit floats and i16 are
- * not converted: dst must have the format of src or, for 8-bit floats, u8, which receives the same bytes. src and dst
- * have equal shapes and any strides. src and dst may share memory: all of src is read before dst is written. If their
- * byte ranges overlap, the call takes a workspace for all elements in the narrower format. */
+/* dst = src, converted between f32, f16, bf16, i32, i64 and u8; float to float rounds to nearest even. 8-bit floats and
+ * i16 are not converted: dst must have the format of src or, for 8-bit floats, u8, which receives the same bytes. src
+ * and dst have equal shapes and any strides. src and dst may share memory: all of src is read before dst is written. If
+ * their byte ranges overlap, the call takes a workspace for all elements in the narrower format. */
 typedef struct te_op_copy_args {
     const te_tensor *src;
     te_tensor *dst;
@@ -169,9 +169,9 @@ typedef struct te_op_fill_args {
     double value;
 } te_op_fill_args;
 
-/* Sets every dst[i] to a random number: uniform on [a, b), or normal with mean a and standard deviation b. Element i
- * comes from block i / 4 of Philox4x32-10 at (seed, offset). Rounding to f16 or bf16 may give b itself. b - a must be
- * finite. */
+/* Sets every dst[i] to a random number: uniform on [a, b), with b - a finite, or normal with mean a and standard
+ * deviation b. Element i comes from block i / 4 of Philox4x32-10 at (seed, offset). Rounding a uniform number to f16 or
+ * bf16 may give b itself. */
 typedef struct te_op_random_args {
     te_tensor *dst;
     te_random_kind kind; /* 0 => uniform */
@@ -233,7 +233,7 @@ typedef struct te_op_embedding_fwd_args {
     bool from_end;
 } te_op_embedding_fwd_args;
 /* dtable [V, H] = (accumulate ? dtable : 0) + the gradient: each row of dy [.., H] is added, in f32, to the row of its
- * id, in the order of the ids. */
+ * id, in the order of the ids. Ids out of range: as in the forward. */
 typedef struct te_op_embedding_bwd_args {
     const te_tensor *ids, *dy;
     te_tensor *dtable;

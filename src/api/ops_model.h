@@ -116,7 +116,7 @@ typedef struct te_norm_options {
  *               te_op_fp8_quantize. An FP8 y is quantized from the f32 result, without rounding in between
  *   amax        f32 [1], optional, becomes max(amax, max |y|); NaN is ignored. For an FP8 y the maximum is that of the
  *               f32 result before scaling, else that of the stored y
- *   y_amax      f32 [1], optional, only for a float y and without amax: becomes max |y|
+ *   y_amax      f32 [1], optional, only for a float y and without amax: becomes max |y|, as in te_op_amax
  *   y_col       [N, ldc] with ldc >= M, optional, only for an FP8 y, of y's format: becomes the transpose of y. Columns
  *               M .. ldc - 1 become 0
  *   rounded     for RMSNorm: x * rstd is rounded to x's format before it is multiplied by gamma' (transformers'
@@ -424,7 +424,7 @@ typedef struct te_attn_fp8 {
  *         channels. d is at most 1024
  *   lse   f32 [b, H, s_q], or [H, tokens]: log(sum of exp(score)) of each row, after scale, softcap, bias and mask. A
  *         row that sees no key has lse -inf and o 0
- *   max_logit   f32 [H], optional, written: the largest score of each head; -inf if no row sees a key
+ *   max_logit   f32 [H], optional, written: the largest of these scores of each head; -inf if no row sees a key
  *   rule.dropout_p   probability p of zeroing an element of the softmax. p is rounded: below 1/64 to a multiple of
  *                    1/65536, else to a multiple of 1/4096. A p below 1 is never rounded up to 1. Kept elements are
  *                    divided by 1 - p, with the rounded p. An element is kept if its 16-bit random number is at least

@@ -183,7 +183,7 @@ typedef struct te_op_moe_aux_loss_bwd_args {
 } te_op_moe_aux_loss_bwd_args;
 
 /* Row g of `out` [groups, N] becomes the column sums of x [M, N] over the rows of group g, in f32. `sizes`: i32 or i64
- * [groups]. */
+ * [groups], as in te_op_grouped_gemm. */
 typedef struct te_op_grouped_column_sum_args {
     const te_tensor *x, *sizes;
     te_tensor *out;

@@ -94,7 +94,7 @@ typedef struct te_op_fp8_dequantize_args {
 } te_op_fp8_dequantize_args;
 
 /* Transposes the first N columns of src [M, lds] into dst [N, ldd]: dst(n, m) = src(m, n). Columns M .. ldd-1 of dst
- * become 0. Formats have 4 (e2m1), 8, 16 or 32 bits. `rows` is M, `columns` N. */
+ * become 0. src and dst have one format, of 4 (e2m1), 8, 16 or 32 bits. `rows` is M, `columns` N. */
 typedef struct te_op_transpose_args {
     const te_tensor *src;
     te_tensor *dst;

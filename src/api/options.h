@@ -25,8 +25,8 @@
 typedef struct te_init {
     float std;    /* standard deviation of N(0, std^2); 0 => 0.023 */
     bool no_init; /* leave the weights uninitialised (a checkpoint will be loaded) */
-    /* Fills `weight` [out, in], a plain tensor in params_dtype, without recording. Returns TE_OK or an error code. NULL
-     * => N(0, std^2).
+    /* Fills `weight` [out, in], a plain tensor in params_dtype. Operations inside the function are not recorded for
+     * gradients. Returns TE_OK or an error code. NULL => N(0, std^2).
      * TransformerEngine: init_method. */
     te_result (*init_method)(void *user, te_tensor *weight);
     void *user;   /* handed to init_method; borrowed for the module's lifetime */
@@ -102,8 +102,8 @@ typedef enum te_cp_comm {
  * With one scale for each block, the ranks gather quantized data if each rank's rows and columns fill whole blocks
  * (128 x 128; MXFP8: 32, NVFP4: 16). Otherwise they gather unquantized data.
  * The bias of a row-parallel GEMM is added after the sum.
- * If te_tensor_sequence_parallel is true for a parameter, call te_all_reduce for its gradient before the optimizer's
- * step.
+ * If te_tensor_sequence_parallel is true for a parameter, call te_all_reduce over tp_group for its gradient before the
+ * optimizer's step.
  *
  * Context parallelism. n ranks share each sequence. A sequence has 2 n chunks of equal length: pad it to a multiple of
  * 2 n. Rank r has chunk r, and behind it chunk 2 n - 1 - r (te_get_batch_on_this_cp_rank).

@@ -143,8 +143,9 @@ TE_API bool te_quantizer_is_requantization_safe(const te_quantizer *q);
  * the nominal dtype). Allocates. Differentiable as the identity. */
 TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype);
 /* Sets which copies x has: TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. Drops a copy that is not in
- * `usage`. Makes a missing column-wise copy from the row-wise copy in per-tensor FP8, FP8 with 128 x 128 blocks, and
- * NVFP4 with 16 x 16 blocks. Any other missing copy gives TE_ERR_STATE. TransformerEngine: update_usage. */
+ * `usage`. Makes a missing column-wise copy from the row-wise copy in per-tensor FP8, FP8 with 128 x 128 blocks, NVFP4
+ * with 16 x 16 blocks (without rht, row_scaled and optimize_for_gemm) and identity. Any other missing copy gives
+ * TE_ERR_STATE. TransformerEngine: update_usage. */
 TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
 
 /* Sets *data and *scale to the codes and the scales of the copy `which` of x [.., N], viewed as [M, N]. Both are plain

@@ -70,12 +70,13 @@ typedef struct te_fused_sgd_desc {
     int num_groups;           /* 0 => none; at most TE_MAX_PARAM_GROUPS */
 } te_fused_sgd_desc;
 /* Makes an SGD optimizer. The function is like te_fused_adam_create, but desc is needed. With dampening, the first step
- * must run before a graph's capture (else TE_ERR_STATE). */
+ * of each parameter must run before a graph's capture (else TE_ERR_STATE). */
 TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc);
 /* Releases the optimizer and its states. NULL is fine. */
 TE_API void te_optimizer_destroy(te_optimizer *opt);
 /* Updates all parameters that have a gradient, then drops the gradients unless te_optimizer_keep_grad is on.
- * TransformerEngine keeps them. Changes nothing if the step fails or the context has an error. Asynchronous on CUDA. */
+ * TransformerEngine keeps them. Changes no parameter if the step fails or the context has an error. Asynchronous on
+ * CUDA. */
 TE_API te_result te_optimizer_step(te_optimizer *opt);
 /* Sets whether a step keeps the gradients. Kept gradients stay until te_optimizer_zero_grad. By default a step drops
  * them. */
@@ -87,8 +88,8 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt);
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr);
 /* Returns the learning rate; 0 for NULL. */
 TE_API float te_optimizer_lr(const te_optimizer *opt);
-/* Sets the learning rate of group number `group`. The first group is 0. -1 => does the same as te_optimizer_set_lr.
- * TE_ERR_INVALID for other groups, and for a negative or not finite rate. */
+/* Sets the learning rate of group number `group` for the next steps, also of steps in graphs. The first group is 0. -1
+ * => does the same as te_optimizer_set_lr. TE_ERR_INVALID for other groups, and for a negative or not finite rate. */
 TE_API void te_optimizer_set_group_lr(te_optimizer *opt, int group, float lr);
 /* Returns the learning rate of group number `group`. The first group is 0. -1 => returns the rate of the parameters
  * that are in no group. TE_ERR_INVALID for other groups. */

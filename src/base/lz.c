@@ -19,7 +19,7 @@
 
 enum { TE__LZ_MIN_MATCH = 4 };
 
-/* Reads a varint at *p and moves *p behind it. Returns false if the varint reaches `end` or exceeds 63 bits. */
+/* Reads a varint at *p and moves *p behind it. Returns false if the varint passes `end` or exceeds 63 bits. */
 static inline bool te__varint(const uint8_t **p, const uint8_t *end, uint64_t *value) {
     uint64_t v = 0;
     for (int shift = 0; shift < 63; shift += 7) {

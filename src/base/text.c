@@ -128,7 +128,7 @@ static inline void te__text_number(te__text *t, double x) {
 }
 
 /* Reads a decimal number, such as "-12" or "+2e-3", at the start of s, rounded correctly. Returns the number of bytes
- * read; 0 for hexadecimal, "inf", "nan" and white space. */
+ * read: 0 for "inf", "nan" and white space, 1 for "0x10" (only its 0 is read). */
 static inline size_t te__read_number(const char *s, size_t n, double *value) {
     size_t i = 0, point_at = 0, digits = 0;
     bool point = false;

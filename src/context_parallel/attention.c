@@ -87,7 +87,7 @@ static te_tensor *te__context_sums(const te__context_attention *s, const te__con
 }
 
 /* Computes which packed rows of rank `rank` belong to a piece. *cu becomes the running sums of the sequences' lengths
- * in the piece. *padded becomes the first rows of the sequences. */
+ * in the piece. *padded becomes the sequences' first rows in the piece. */
 static te_result te__context_lengths(const te__context_attention *s, int rank, te_context_chunks chunks, te_tensor **cu,
                                      te_tensor **padded) {
     te_op_context_lengths_args a = TE_ZERO;

@@ -1,5 +1,5 @@
-/* cuda/none.c: replaces the folder cuda/ if TE_NO_CUDA is defined. Each function fails with an error that names
- * TE_NO_CUDA. */
+/* cuda/none.c: replaces the folder cuda/ if TE_NO_CUDA is defined. The functions that return a te_result fail with an
+ * error that names TE_NO_CUDA. */
 
 static te_result te__cuda_open_device(te_ctx *te, int ordinal, const te_ctx_desc *desc) {
     (void)desc;

@@ -59,8 +59,8 @@ TE_DEV void te_mbar_arrive_there(te_u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-// Stores a 4-byte word in shared memory of block `rank`. The 4 bytes count towards that block's mbarrier `bar`. Needs
-// PTX 8.1.
+// Stores a 4-byte word in shared memory of block `rank`. The 4 bytes count towards an mbarrier of that block. `at` and
+// `bar` are addresses in this block, not from te_cluster_at. Needs PTX 8.1.
 TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
     asm volatile("{ .reg .b32 to, there;\n"
                  "mapa.shared::cluster.u32 to, %0, %3;\n"

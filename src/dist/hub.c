@@ -352,7 +352,7 @@ static te__mail *te__mailbox_pop(te__mailbox *box) {
 }
 
 /* Waits for the next message from rank `from` to rank `to`; the caller frees the message. Returns NULL, and the reason
- * in `text`, if no message will come, for example because the sender has left. */
+ * in `text`, if no message will come. A message is still received after its sender has left. */
 static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text) {
     te__mailbox *box = te__hub_box(hub, from, to);
     te__wait *w = &hub->wait[to];

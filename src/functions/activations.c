@@ -81,8 +81,8 @@ static bool te__activation_fits(const te_tensor *x, te_activation activation, co
                       te__shape_text(x, text));
 }
 
-/* Returns the activation of x, quantized if `spec` is given. As in TransformerEngine, current scaling and NVFP4 take
- * the amax of the unrounded f32 result. `spec`, `params` and `grad` may be NULL. */
+/* Returns the activation of x, quantized like te__norm if `spec` is given. But as in TransformerEngine, current scaling
+ * and NVFP4 take the amax of the unrounded f32 result. `spec`, `params` and `grad` may be NULL. */
 static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params,
                                const te__quant_spec *spec, const te__act_grad *grad) {
     te_op_act_fwd_args args = TE_ZERO;

@@ -156,7 +156,7 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
 
 /* Returns dy in the form that the products dy W and dy^T x need: quantized if the products are quantized, and gathered
  * if each rank has only a shard of dy. If needs[2] is true, sets *db to the bias gradient. As in TransformerEngine, the
- * bias gradient is computed from the unquantized dy. */
+ * bias gradient is computed from the unquantized dy. If dy is already quantized, dequantizes it for this. */
 static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db,
                                          const bool *needs) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];

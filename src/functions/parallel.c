@@ -192,7 +192,7 @@ static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *c
     return te__reduce_parts(p, &dx[0], dx[0] ? TE_OK : te_error_code(te));
 }
 /* Concatenates the shards x along the first dimension, and records this on the tape. The backward pass sums the
- * gradients over the ranks. */
+ * gradients over the ranks, and keeps this rank's part. */
 static te_tensor *te__gather_rows(const te__parallel *p, te_tensor *x) {
     if (x && !te__need_float(x, "sequence_parallel")) x = NULL;
     x = te_tensor_contiguous(x);

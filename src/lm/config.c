@@ -1,5 +1,6 @@
 /* lm/config.c: converts a config.json of Hugging Face transformers to a te_causal_lm_desc. Each family of models has a
- * row in the table te__lm_families (lm/families.c), which says how. This file must not depend on weights.
+ * row in the table te__lm_families (lm/families.c). The row controls the conversion. This file must not depend on
+ * weights.
  *
  * Every key that changes the computation is either read or rejected. So a model that te_hf_open opens computes the same
  * as in transformers. */

@@ -119,7 +119,8 @@ static te_result te__lora_fill_stack(void *user, te_tensor *weight) { /* [E, in,
     return te__lora_fill_within(weight, weight->shape[1] * weight->shape[2]);
 }
 
-/* te__adapter_class is a module that holds one stack. The state of the module is the te_init that fills the stack. */
+/* te__adapter_class is the class of a module that holds one stack. The state of such a module is the te_init that fills
+ * the stack. */
 static te_result te__adapter_forward(te_module *m, te_forward_args *args) {
     (void)args;
     return te__fail(m->te, TE_ERR_STATE, "%s: \"%s\" is a stack of experts' adapters; run the experts", m->cls->name,

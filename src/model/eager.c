@@ -103,7 +103,8 @@ static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, 
     o = te_tensor_empty(te, q->dtype, 4, shape);
     r = sizes && scores && p && o && !x->attention_mask == !a.mask ? TE_OK : te_error_code(te);
     if (r == TE_OK) r = te__eager_product(sizes, q, k, true, scores, false);
-    if (r == TE_OK && added) { /* Applies the scale to `scores` here. The softmax kernel would scale `added` too. */
+    if (r == TE_OK && added) { /* Applies the scale to `scores` here. The softmax kernel would scale `added` too, and
+                                * added / scale could be -inf. */
         te_tensor *all = te__eager_scores(q, k, TE_F32);
         r = all ? te__eager_repeat(added, all) : te_error_code(te);
         if (r == TE_OK) r = te__axpby_into(scores, scores, all, scale, 1.0f);

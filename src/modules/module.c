@@ -527,7 +527,7 @@ TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user) 
     return !m || (te__has_visitor(m, visit != NULL, "te_module_visit") && te__visit_modules(m, visit, user));
 }
 
-/* Maximum bytes of a path in a walk. Paths begin at the module where the walk began. Each function below restores
+/* Maximum bytes of a path in a walk. Paths begin at the module where the walk began. Each function that walks restores
  * `path` before it returns. */
 enum { TE__TREE_PATH = 512 };
 static void te__path_append(char *path, size_t used, const char *name) {

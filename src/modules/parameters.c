@@ -533,8 +533,8 @@ static te_result te__product_reset(te_module *m, const te__product_params *p, co
     return result;
 }
 
-/* Marks the biases of a row-parallel GEMM if m uses sequence parallelism. Each rank then adds the bias to its own
- * tokens, so the bias gradients must be summed over the ranks. */
+/* Marks the biases of a row-parallel GEMM as sequence parallel if m uses sequence parallelism. Each rank then adds the
+ * bias to its own tokens, so the bias gradients must be summed over the ranks. */
 static void te__product_tag_bias(te_module *m, const te__product_params *p) {
     int i;
     for (i = 0; m->parallel.sequence && p->biases >= 0 && i < p->count && p->biases + i < m->num_entries; i++)

@@ -301,7 +301,8 @@ static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     return TE_OK;
 }
 /* Returns the permutation that sorts the received chunks by expert. Sets d->back_order to the inverse, and
- * d->back_sizes to the sorted sizes. Before the sort, chunk k * d->local + e is from rank k for local expert e. */
+ * d->back_sizes to the sorted sizes. Adds the number of rows of local expert e to r->host[e]. Before the sort, chunk
+ * k * d->local + e is from rank k for local expert e. */
 static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     te_ctx *te = d->group->te;
     const int experts = d->ranks * d->local;

@@ -395,8 +395,8 @@ static te_tensor *te__dpa_slopes(te_module *m) {
     return s->slopes;
 }
 
-/* Checks the mask of a call as TransformerEngine does. Completes the rule *x. If there is a cache, part[1] and part[2]
- * become the cache's tensors. */
+/* Checks the mask of a call as TransformerEngine does. Completes the rule *x. If there is a cache, writes part[1] and
+ * part[2] to the cache, and replaces them by the cache's tensors. */
 static te_result te__dpa_masks(te_module *m, const te_attn_call *c, te_tensor *part[3], te_attn_rule *x) {
     const te_qkv_format format = te__attn_core_of(m)->desc.format;
     te_inference_step step;

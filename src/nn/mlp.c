@@ -17,8 +17,8 @@ static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm
                                                : TE_PARALLEL_ROW;
 }
 
-/* A function that returns y plus a correction, for example of LoRA's adapters. y is the output of GEMM `gemm`, and x
- * its input in high precision. */
+/* A function that returns y plus a correction, for example of LoRA's adapters, or y itself if there is none. y is the
+ * output of GEMM `gemm`, and x the input of this GEMM in high precision. */
 typedef te_tensor *(*te__mlp_add)(te_module *m, const te_forward_args *args, int gemm, te_tensor *x, te_tensor *y);
 
 /* Runs a LayerNormMLP. The function `add` is called after each GEMM, unless it is NULL. */

@@ -421,8 +421,8 @@ static int te__onnx_read(te__onnx *g, const te_tensor *first, const te_tensor *s
     return te__onnx_read_as(g, &x, first, second);
 }
 
-/* Records that a call writes x. `value` is a graph item in f32 or 64-bit integers. If it is TE__ONNX_FAILED, operations
- * that read x are refused. */
+/* Records that a call writes x. `value` is a graph item in the shape of x, in f32 or 64-bit integers. If `value` is
+ * TE__ONNX_FAILED, operations that read x are refused. */
 static te__onnx_write *te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, int value) {
     te_dtype dtype = x->first.dtype;
     te__onnx_write *w;

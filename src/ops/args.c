@@ -428,7 +428,7 @@ typedef struct te__span {
 } te__span;
 
 /* One argument of a call: a pointer to a tensor, or a list of `count` pointers, `stride` bytes apart. The pointers are
- * te_tensor * or const te_tensor *, so they are read by memcpy. */
+ * te_tensor * or const te_tensor *, so they are read and written by memcpy. */
 typedef struct te__arg {
     const char *name;
     unsigned char *slot; /* where the pointer is stored; for a list: where its first pointer is stored; NULL if the list
@@ -735,7 +735,7 @@ static te_result te__args_check(te_ctx *te, te__args *l, bool run) {
     return TE_OK;
 }
 
-/* Checks that outputs overlap other tensors only where the flags of both tensors allow it. This check comes last,
+/* Checks that outputs overlap other tensors only where the flags of both arguments allow it. This check comes last,
  * because an error about a wrong size is more helpful. */
 static te_result te__args_apart(te_ctx *te, te__args *l) {
     int64_t places = 1, i;

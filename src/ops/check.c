@@ -192,8 +192,8 @@ static TE__NOINLINE bool te__is_aligned(const te_tensor *x, uintptr_t bytes) {
 static TE__NOINLINE bool te__rows_aligned(const te_tensor *x, int64_t cols, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && (!x || te__div_up(cols * te_dtype_bits(x->dtype), 8) % bytes == 0);
 }
-/* Returns whether eight elements can be moved at a time in each row of a view at p. `strides` is the bitwise or of all
- * strides and sizes in elements. */
+/* Returns whether eight elements can be moved at a time in each row of a view at p. `strides` is the bitwise or of the
+ * strides and sizes, in elements, that must be multiples of 8. */
 static bool te__view_is_aligned(const void *p, int64_t strides) {
     return (uintptr_t)p % 16 == 0 && strides % 8 == 0;
 }
@@ -207,7 +207,7 @@ typedef struct te__eight_row {
     int bytes;          /* the address must be a multiple of this: 16, or 8 for codes */
 } te__eight_row;
 /* Returns why a kernel that moves eight elements at a time cannot run, or NULL if it can. `sizes` is the bitwise or of
- * all sizes. */
+ * the sizes that must be multiples of 8. */
 static const char *te__eight_lacks(const te__plan *p, const te__eight_row *rows, int n, int64_t sizes) {
     int i;
     if (p->baseline) return "general, one element at a time: no NVRTC to compile other kernels";

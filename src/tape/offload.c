@@ -121,7 +121,7 @@ static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
 
 /* Sets *e to the entry of x's buffer, with a new reference. If the buffer has no entry, makes one, and queues the copy
  * of the buffer to host memory. Sets *e to NULL if the buffer stays on the device, for example because the fraction
- * r->fraction of all bytes is already copied. */
+ * r->fraction of the bytes saved so far is already copied. */
 static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_tensor *x, te__offloaded **e) {
     te__offload *o = te->offload;
     te__buffer *b = x ? x->buffer : NULL;

@@ -637,8 +637,8 @@ static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
     return v->leaf || v->played ? &te->tape.root : NULL;
 }
 
-/* Plays segment s backwards from the tensors y[i], with the gradients grad[i]. All y[i] were made in s. grad[i] may be
- * NULL. */
+/* Plays segment s backwards from the tensors y[i], with the gradients grad[i]. All y[i] were made in s. A y[i]
+ * whose grad[i] is NULL gets no gradient. */
 static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *y, te_tensor *const *grad, int count) {
     te__stash *stash = NULL;
     te__rng_state before = te__rng_now(te);

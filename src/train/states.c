@@ -235,9 +235,9 @@ static bool te__opt_shares_value(const te_tensor *param) {
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
-/* Sets `stepped` and `value` of each quantized parameter. The step writes `stepped` (f32), rounds it into `value`, and
- * quantizes `value`. Parameters may share the memory of `value`. This function is called before a master changes. So if
- * memory runs out here, all masters and parameters are unchanged. */
+/* Sets `stepped` and `value` of each quantized parameter in the step. The step writes `stepped` (f32), rounds it into
+ * `value`, and quantizes `value`. Parameters may share the memory of `value`, and use it one after another. This
+ * function is called before a master changes. So if memory runs out here, all masters and parameters are unchanged. */
 static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;

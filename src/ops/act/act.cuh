@@ -44,8 +44,8 @@ TE_DEV float te_act_sigmoid2(float t) {
 #define TE__ACT_SIGMOID3(k1, k3, x) te_act_sigmoid2((x) * (-TE_LOG2E * (k1) + -TE_LOG2E * (k3) * ((x) * (x))))
 #define TE__ACT_MAX0(x) fmaxf(x, 0.0f)
 
-// Returns f(x) and sets *slope to f'(x). f is the nonlinearity of the activation `act`. A gated input applies f to its
-// first half.
+// Returns f(x) and sets *slope to f'(x). f is the nonlinearity of the activation `act`. A gated activation applies f to
+// the first half of its input.
 TE_ACT_CALL float te_act(int act, float x, float *slope) {
     float s;
     switch (te_act_f(act)) {

@@ -3,8 +3,8 @@
 //   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);
 //   amax = max |dx|, rounded to the format amax_dt
 //
-// Compiled with options, a thread computes eight neighbouring elements. Otherwise it computes eight elements that are
-// 256 apart.
+// If the kernel is compiled with options, a thread computes eight neighbouring elements. Otherwise it computes eight
+// elements of dy that are 256 apart.
 //
 // Benchmark: "gelu backward", "swiglu backward" in tests/bench/h200.csv.
 //

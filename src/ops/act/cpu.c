@@ -24,7 +24,7 @@ static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit)
 
 /* A job is one call, forward or backward. Its work is split into units:
  * - with an output `dbias`: a range of columns of all rows
- * - with `col` alone: a tile of TE__ACT_BAND rows, whose codes are transposed
+ * - with `col`, but no `dbias`: a tile of TE__ACT_BAND rows, whose codes are transposed
  * - otherwise: a range of columns of one row */
 enum { TE__ACT_BAND = 64 };
 

@@ -1,5 +1,4 @@
-/* ops/act/op.c: the checks and defaults of the activation operations. This file must not depend on which backend runs.
- * */
+/* ops/act/op.c: the checks and defaults of the activation operations. It must not depend on which backend runs. */
 
 /* The entry of one activation in the host's table. The formulas are in cpu.c and act.cuh. */
 typedef struct te__activation_row {

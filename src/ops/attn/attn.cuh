@@ -125,8 +125,8 @@ enum { MOD_HIDES = 0 };
 #define TE_AUX3 TE_F32
 #endif
 
-// Loads element i of a tensor that the user's expressions read. DT is the tensor's dtype. The load is unconditional, so
-// the compiler can merge loads of one element.
+// Loads element i of a tensor that the user's expressions read. DT is the tensor's dtype. No kernel may write the
+// tensor at the same time. The load is unconditional, so the compiler can merge loads of one element.
 template <int DT> struct te_attn_aux {
     typedef float type;
     TE_DEV static type at(const void *p, te_i64 i) { return te_load(p, i, DT); }

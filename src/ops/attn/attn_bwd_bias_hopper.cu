@@ -14,8 +14,8 @@
 //
 // Warpgroup 0 is the producer. One of its threads does all its work. A pair is a tile of queries and a tile of keys.
 // For each tile of B the thread finds the pairs that are needed, and loads them. A stage of the pipeline has panels and
-// a message to the consumers: a pair to multiply, a sum to store, or the end. A head of up to 256 channels has several
-// panels.
+// a message to the consumers: a pair to multiply, a sum to store, or the end. A head may have up to 256 channels, that
+// is, several panels.
 //
 // Shared memory, in all 225 KB:
 //
@@ -124,8 +124,8 @@ struct te_producer {
         load<X_D>(a.q_map, (int)seq.q_at + row, h, batch_q, a.k_map, (int)seq.kv_at + key, group, batch_kv, true);
         load<X_D_V>(a.do_map, (int)seq.q_at + row, h, batch_q, a.v_map, (int)seq.kv_at + key, group, batch_kv, false);
     }
-    // Sends the PAIR messages for the pairs of query and key tiles whose dS are summed in tile `number` of dB, in a
-    // fixed order. Then sends the PUT message.
+    // Sends the PAIR messages for the pairs of query and key tiles whose dS are summed in tile `number`, in a fixed
+    // order. Then sends the PUT message. Tile `number` is a tile of dB or one part of its sum.
     TE_DEV void tile(te_u32 number) {
         const te__attn_kargs &k = a.a;
         const te__attn_extra &x = k.x;

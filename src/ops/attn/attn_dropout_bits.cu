@@ -1,8 +1,8 @@
 // ops/attn/attn_dropout_bits.cu: runs before Hopper's forward and backward kernels with dropout. Writes a bit for each
 // element of P whose row sees its key: 1 if dropout keeps the element.
 //
-// A thread computes four words of te__attn_keep_word (sequence.h), for one row and 128 keys. Neighbouring threads have
-// neighbouring rows, and write 16 adjacent bytes each.
+// A thread computes four words of te__attn_keep_word (sequence.h) at a time, for one row and 128 keys. Neighbouring
+// threads have neighbouring rows, and write 16 adjacent bytes each.
 //
 // Launch: grid (tiles of 128 rows of the longest sequence, of all heads and sequences; ceil(s_kv /
 //         TE__ATTN_BITS_KEYS)), block 256: two tiles of 128 keys.
@@ -11,7 +11,7 @@
 #include "ops/attn/attn.cuh"
 
 // Returns x. The shuffle makes the compiler keep x in a register, instead of computing it in each turn of a loop. All
-// 32 lanes pass one x.
+// 32 lanes must pass the same x.
 TE_DEV te_u32 te_known(te_u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -124,7 +124,8 @@ static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool bac
 }
 
 /* Launches the kernels for the gradients of the bias and of the softmax's offset (`sink`). They read lse2 and delta,
- * which earlier kernels make. `bits` is NULL without Hopper's kernels. */
+ * which earlier kernels make. `bits` is NULL without Hopper's kernels. Gradients that have no memory yet have NULL
+ * pointers in *a. */
 static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod,
                                         const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;
@@ -142,7 +143,7 @@ static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bo
     return te__attn_launch_mod(p, l, mod);
 }
 
-/* Writes the text of the user's rule to `code`, or nothing without a rule. Fails without an NVRTC to compile it. */
+/* Writes the text of the user's rule to `code`, or nothing without a rule. Fails if there is a rule but no NVRTC. */
 static te_result te__attn_mod(te__plan *p, const char *op, const te_score_mod *m, te__text *code) {
     te_result r;
     if (!te__has_score_mod(m)) return TE_OK;

@@ -180,8 +180,8 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
 // Block n of BK keys of a head of K and V, and the tiles m_begin .. m_end - 1 of BQ queries that see any of these keys.
 //
 // Blocks are numbered group by group, and a group is order.together heads. Within a group, the blocks of all heads at
-// the same n have neighbouring numbers. The first keys come first: a causal mask gives them the most work. Group 0 has
-// the first order.together heads, group 1 the next ones, and so on.
+// the same n have neighbouring numbers. The first keys come first: a causal mask gives them the most work. Groups take
+// the heads of keys in the order of te_attn_tile.
 template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
     int n, head, batch; // head: a head of keys
     int s_q, s_kv, lo, hi, q_at, kv_at, kv_end;

@@ -10,8 +10,8 @@
 // Options (plain attention has none):
 // - X_ALIBI: 0, 1.
 // - X_BIAS: 0, or the bias's te_dtype.
-// - X_PAIRS: 0: a bias is read element by element. 1: two adjacent elements at a time. 2: as 1, and all queries share
-//   one row.
+// - X_PAIRS: 0: a bias is read element by element. 1: two adjacent elements at a time; rows must start at multiples of
+//   two elements. 2: as 1, and all queries share one row.
 // - X_MASK: 0, 1.
 // - X_CAP: 0, 1.
 // - X_MOD: see attn.cuh.

@@ -170,7 +170,7 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
     te__attn_table to;    /* dB, or f32 partial sums of dB [parts, dbias_b, dbias_h, dbias_i, keys], or
                            * attn_bwd_hopper.cu's bias_sum */
     te__attn_kargs a;
-    te__attn_order order; /* order.rows: the number of tiles of 128 queries; order.tiles: the number of all tiles */
+    te__attn_order order; /* order.rows: number of tiles of 128 queries; order.tiles: number of tiles of all parts */
     int parts, tiles_of_part;
     int aligned;          /* true: rows of `to` can be written 16 bytes at a time (f32: 8 bytes) */
     float by;             /* factor by which the sums are multiplied */

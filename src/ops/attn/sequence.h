@@ -32,7 +32,7 @@ TE__BOTH long long te__attn_packed_rows(int tokens, int batch) {
 }
 
 /* Returns the length of sequence b, and sets *first to its first row. `tokens` is the number of packed rows, `longest`
- * the largest length. Nothing has checked `cu` and `at`, so both are limited to rows that exist. */
+ * the largest length. Nothing has checked `cu` and `at`, so the results are limited to rows that exist. */
 TE__BOTH int te__attn_extent(const int *cu, const int *at, int tokens, int packed, int longest, int b,
                              long long *first) {
     long long length = cu ? (long long)cu[b + 1] - cu[b] : longest, room = longest, start = 0;

@@ -67,7 +67,8 @@ TE_DEV void te_sparse_heads(float *dst, int ld, const te__attn_view &x, const te
 }
 
 // Copies the keys of a list's entries k0 .. k0 + tile - 1 to dst; zeros if an entry has no key. If no entry has a key,
-// this function copies nothing and passes no barrier. Returns the key of entry k0 + lane, or -1.
+// this function copies nothing and passes no barrier. Otherwise it passes one before and one after the copy. Returns
+// the key of entry k0 + lane, or -1.
 TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, const int *list, int b, int k0) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
               mine = lane < a.tile ? te_sparse_key(a, list, k0 + lane) : -1;

@@ -64,7 +64,7 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_fr
 
 /* Plans launches of `kernel` for `count` states, at most TE__DELAYED_MAX states a launch. State i consists of
  * history[i] and scale[i]. A slot is one column of a history, with its scale. `with` has the fields that all launches
- * share. */
+ * share, and the amaxes of the slots of all states, or NULL. */
 static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history,
                              te_tensor *const *scale, int count, const te__delayed_kargs *with) {
     te__launch *l = NULL;

@@ -1,5 +1,5 @@
-/* ops/cast/op.c: checks the calls of amax, scales, FP8 casts and transpose. This file must not depend on the backend.
- * */
+/* ops/cast/op.c: checks the calls of amax, scales, FP8 casts and transpose. This file must not depend on the
+ * backend. */
 
 static te_result te__cast_check_fp8_max(te_ctx *te, const char *op, float fp8_max) {
     if (fp8_max > 0.0f && fp8_max <= FLT_MAX) return TE_OK;

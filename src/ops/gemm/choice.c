@@ -72,8 +72,8 @@ static bool te__gemm_side_is_off(const te__gemm_side *x) {
     return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
 }
 
-/* Returns the least time of TMA for one slab of a block, if rows start in the middle of an L2 sector. Such a row costs
- * about three cycles, or one if another block of the cluster loads it. */
+/* Returns the least time of TMA for one slab of a block, if rows start in the middle of an L2 sector. The unit is that
+ * of te__gemm_cost. Such a row costs about three cycles, or one if another block of the cluster loads it. */
 static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
     int share_a = te__gemm_share_a(t), share_b = te__gemm_share_b(t);
     double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
@@ -87,7 +87,8 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
  * - A cluster takes a fixed time to start.
  * - Split-K takes the time of a second launch, and of a pass of the partial sums through the L2 cache.
  * The constants were fitted with `te_bench --tune` to measurements of 41 shapes. On 64 shapes the choices were 1 %
- * slower than the best on average, and 11 % at most. */
+ * slower than the best on average, and 11 % at most. Two constants were fitted by hand: the speed of 128 x 192 tiles in
+ * clusters, and the time to start a cluster. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed, const te__gemm_problem *q,
                             int64_t slabs, int64_t splits, bool tma, double work) {
     const te_op_gemm_args *a = q->args;

@@ -3,7 +3,7 @@
  *
  * Both operands are decoded once into f32 panels, six rows of A or 32 columns of B, in the order in which the
  * micro-kernel reads them. It sums 256 values of k in ascending order, and these sums are added in ascending order. So
- * the bits do not depend on the number of threads.
+ * the bits do not depend on the number of threads, nor on the position of an element in a tile.
  *
  * MXFP8 and NVFP4 values are multiplied by their scale when they are decoded; f32 holds the product exactly. Block
  * scales can be any f32 numbers. As in the tensor-core kernels, they multiply the sum over their 128 values of k. */

@@ -323,7 +323,8 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
 }
 
 /* Returns the TE__GEMM_STORE_... bits of the epilogue. TMA stores D under these conditions:
- * - The rows of D and aux start and end at multiples of 16 bytes. For a split k the workspace has padding.
+ * - The rows of D and aux start and end at multiples of 16 bytes, or k is split. With splits, TMA may also write the
+ *   padding behind the rows of partial sums.
  * - No row or column has a scale of its own.
  * - If the epilogue is dGELU, D is not f32.
  * - If both `accumulate` and aux are used, D is f32. */

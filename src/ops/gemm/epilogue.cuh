@@ -227,7 +227,8 @@ template <int COLS> struct te_gemm_stage {
 // ---- order of tiles -------------------------------------------------------------------------------------------------
 
 // Sets tm and tn to the tile row and tile column of `tile`. Tiles go in bands of eight tile rows, column by column. So
-// concurrent blocks share operands in the L2 cache. Tile numbers have 32 bits, because 64-bit division is slow.
+// concurrent blocks share operands in the L2 cache. Tile numbers have 32 bits, because 64-bit division is slow. No
+// memory holds a D with more tiles.
 TE_DEV void te_gemm_raster(te_u32 tile, te_u32 tiles_m, te_u32 tiles_n, te_u32 &tm, te_u32 &tn) {
     te_u32 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;
     te_u32 rows = tiles_m - band * 8 < 8 ? tiles_m - band * 8 : 8;

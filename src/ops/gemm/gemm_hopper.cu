@@ -41,7 +41,7 @@
 //
 // A 16-bit chunk may need aux or the old D. TMA loads them into the chunk's buffer two or four chunks ahead.
 //
-// The bias gradient is left as sums over 16 rows of D. column_sum adds them up later.
+// The bias gradient is left as sums over 16 rows of D. column_sum or column_sum_short adds them up later.
 //
 // Without STORE & 1, epilogue.cuh stores D. These cases need epilogue.cuh:
 //

@@ -19,8 +19,8 @@ TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// Loads the first `bits` bits at `from` (at most 128), followed by zeros. Reads nothing from `end` on. Several loads
-// can be under way between ask() and get().
+// Loads the first `bits` bits at `from` (at most 128), followed by zeros. If `bits` is 0 or less, all are zeros. Reads
+// nothing from `end` on. Several loads can be under way between ask() and get().
 struct te_part {
     const te_u8 *from;
     int bits;

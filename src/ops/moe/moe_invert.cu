@@ -1,5 +1,6 @@
 // ops/moe/moe_invert.cu: inverts a map of copies of tokens to rows. source[row] becomes token * copies + place, where
-// `place` is the index of the copy among the token's copies. Rows without a copy keep -1.
+// `place` is the index of the copy among the token's copies. Before the launch, `source` must be filled with -1. Rows
+// without a copy keep the -1.
 //
 // Launch: block 256, one thread for each token and copy; grid: tokens * copies / 256 rounded up.
 //

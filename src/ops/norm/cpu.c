@@ -38,7 +38,7 @@ static double te__norm_dot(const float *x, const float *y, int64_t n) {
 }
 
 /* Returns an array of 2 * n floats, which the caller frees: gamma' (gamma, or 1 + gamma if zero_centered), then
- * beta. */
+ * beta (zeros if beta is NULL). */
 static float *te__norm_weights(te_ctx *te, const te_tensor *gamma, const te_tensor *beta, bool zero_centered,
                                int64_t n) {
     float *w = (float *)te__alloc_zero(te, (size_t)(2 * n) * sizeof(float));

@@ -22,10 +22,9 @@
 //
 // Benchmark: "rmsnorm backward", "layernorm backward" in tests/bench/h200.csv.
 //
-// Launch with CHUNKS: grid of B <= m blocks, block of 32 * WARPS * GROUPS threads, at most 512.
-//
-// n is a multiple of 8 and at most 256 * CHUNKS * WARPS (with FULL equal to that). dy, x, add and dx have the format
-// X_DT. All pointers are aligned to 16 bytes. te__norm_bwd_tile computes the size of the dynamic shared memory.
+// Launch with CHUNKS: grid of B <= m blocks, block of 32 * WARPS * GROUPS threads, at most 512. n is a multiple of 8
+// and at most 256 * CHUNKS * WARPS (with FULL equal to that). dy, x, add and dx have the format X_DT. All pointers are
+// aligned to 16 bytes. te__norm_bwd_tile computes the size of the dynamic shared memory.
 //
 // Launch without CHUNKS: grid of B <= m blocks, block of up to 512 threads, a multiple of 32. Any size is allowed.
 //

@@ -1,5 +1,5 @@
 // ops/norm/norm_bwd_sum.cu: computes dgamma and dbeta from the partial sums of norm_bwd. A cooperative launch of
-// norm_bwd computes dgamma and dbeta itself.
+// norm_bwd computes dgamma and dbeta itself. Without rows (parts is 0) the sums are 0.
 //
 // Launch: block of 512 threads, grid (ceil(n / 32), kinds); blockIdx.y is 0 for dgamma, 1 for dbeta.
 //

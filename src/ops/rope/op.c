@@ -26,8 +26,8 @@ static te_result te__rope_check_freqs(te_ctx *te, const char *op, te_rope_angles
     a->rotary_dim = (int)te__min(f->shape[3], INT_MAX);
     return TE_OK;
 }
-/* Checks the angles, and fills in defaults. Each of b sequences has s tokens. If `packed` is true, all sequences
- * together have s tokens. Heads have d channels. */
+/* Checks the angles, and fills in defaults. The b sequences have s tokens each, or s tokens together if `packed` is
+ * true. Heads have d channels. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b,
                                        int64_t d) {
     const int64_t positions = a->positions ? te__numel(a->positions) : 0;

@@ -3,8 +3,8 @@
  *
  * The slice x has elements start .. start + n - 1 of a matrix [rows, columns]. */
 
-/* Sizes of tiles. TE__SHARD_ANY: any size, and a block of shard_amax handles one tile. With the other sizes a block
- * handles several tiles. */
+/* Sizes of tiles. TE__SHARD_ANY: any size, and a block of shard_amax handles one tile at a time. With the other sizes
+ * a block handles several tiles at once. */
 enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };
 
 typedef struct te__shard_amax_kargs {

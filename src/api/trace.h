@@ -10,9 +10,9 @@ typedef enum te_arg_use {
 
 /* A tensor among the args of an operation. */
 typedef struct te_arg {
-    const char *name; /* the field of the args struct ("x"), the list ("in"), or the member of te_op_adam_args.tensors
-                       * ("param"). Static string */
-    int64_t index;    /* the tensor's index in the list; -1: not in a list */
+    const char *name; /* the name of a field of the args struct: a tensor ("x") or a list of tensors ("in"). For
+                       * te_op_adam_args.tensors, the name of a member ("param"). Static string */
+    int64_t index;    /* the tensor's index in its list; -1: not in a list */
     te_arg_use use;   /* the use in this call; `d` of te_op_gemm, for example, is TE_ARG_INOUT with `accumulate` */
     bool optional;    /* this call may leave it NULL */
     te_tensor *tensor; /* borrowed; NULL: not given */

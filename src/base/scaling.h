@@ -73,8 +73,9 @@ TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
 TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale) {
     return te__f32_to_e4m3(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)));
 }
-/* Returns the block scale that maps block_amax to 6. 1.5 times this scale maps block_amax to 4 (4-over-6).
- * te__nvfp4_block_code multiplies in another order, so the two results may differ by rounding. */
+/* Returns the block scale with which block_amax becomes the code 6. Elements are divided by the scale, so 1.5 times
+ * this scale makes block_amax the code 4 (4-over-6). te__nvfp4_block_code multiplies in another order, so the two
+ * results may differ by rounding. */
 TE__BOTH float te__nvfp4_base(float block_amax, float tensor_scale) {
     return te__mul_f32(te__div_f32(block_amax, 6.0f), tensor_scale);
 }

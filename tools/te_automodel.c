@@ -37,7 +37,7 @@ typedef struct automodel_run {
 /* ---- options ---- */
 
 static const te_dtype formats[] = {TE_F32, TE_F16, TE_BF16};
-/* What can be said about modules that te_hf_open has made; a field without a value: whatever it can be. */
+/* The backend choices that are possible for modules of te_hf_open. A field without a value may have any value. */
 static const struct {
     const char *field, *value;
 } possible[] = {{"attn", "te"},       {"attn", "sdpa"},           {"linear", "te"},        {"linear", "torch"}, {"rms_norm", "te"},

@@ -2,7 +2,7 @@
  *
  *     te_kcheck [--arch N | --in-turns] [WORD ...]      only for sm_N; only what has one of the words in its "family/kernel options"
  *
- * --in-turns: less than a tenth of the time. Every fourth option row, for one architecture: of these every third for sm_90, the rest for the others in turns; general rows for sm_80 and one of the others; every sixth row of a kernel for exactly one architecture.
+ * --in-turns: a part of the rows. Every fourth option row, for one architecture: of these every third for sm_90, the rest for the others in turns; general rows for sm_80 and one of the others; every sixth row of a kernel for exactly one architecture.
  *
  * Prints registers per thread for each architecture ("!": it spills), and the processor time that the slowest one took to compile.
  * Fails when a kernel does not compile, and, for kernels of exactly one architecture (te:arch 90a), which are written against its

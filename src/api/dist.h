@@ -91,7 +91,7 @@ TE_API int te_group_size(const te_group *group); /* the number of ranks; 1 for N
  *
  * If all ranks wait for one another in different calls (one in te_recv, one in te_all_reduce), every rank gets an error
  * that lists these calls. After a rank has destroyed its group or its context, calls of the other ranks fail. After all
- * ranks have destroyed their groups, ranks can join the hub again. */
+ * ranks have destroyed their groups, new groups can be made of the hub. */
 typedef struct te_thread_hub te_thread_hub;
 /* Makes a hub for `size` ranks. The caller owns it and must call te_thread_hub_destroy. NULL if size < 1 or there is no
  * memory. May be called from any thread. */

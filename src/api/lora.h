@@ -1,4 +1,4 @@
-/* api/lora.h: LoRA adapters (Hu et al. 2021): a model's weights are frozen, and pairs of small matrices are trained.
+/* api/lora.h: LoRA adapters (Hu et al. 2021). A model's weights are frozen, and pairs of small matrices are trained.
  *
  * A Linear with adapters computes y = x W^T + b + B(A(x) * alpha / dim). W and b are frozen. The children lora_A [dim,
  * in] and lora_B [out, dim], both Linears without a bias, are trained. x W^T + b is the module's own forward, the same

@@ -139,8 +139,8 @@ static void te__text_names(te__text *t, const te__names *names, unsigned bits, c
         before = between;
     }
 }
-/* Records TE_ERR_INVALID for a word that is not in `names`. The message begins with the function name `who`. It
- * also names `field`. */
+/* Records TE_ERR_INVALID for a word that is not in `names`. The message names the function `who` and the field
+ * `field`. */
 static te_result te__unknown_name(te_ctx *te, const char *who, const char *field, const char *word, size_t n,
                                   const te__names *names) {
     te__text t = TE_ZERO;

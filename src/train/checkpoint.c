@@ -30,9 +30,13 @@ static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) {
     return te__st_list_put(&c->items, name, tensor);
 }
 
+/* The names of the tensors of a copy of a quantized weight. */
+static const char *const te__ckpt_parts[3] = {"data", "scale", "amax"};
+
 /* Lists the parts of a weight that is stored quantized. */
 static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) {
-    static const char *const copies[2] = {"row", "col"}, *const parts[3] = {"data", "scale", "amax"};
+    static const char *const copies[2] = {"row", "col"};
+    const char *const *parts = te__ckpt_parts;
     char name[640];
     int i, k;
     if (c->file && te_safetensors_find(c->file, path)) return te__st_list_put(&c->values, path, x);
@@ -236,8 +240,12 @@ static bool te__ckpt_passes_over(te_module *m, const char *entry) {
     const char *part = strrchr(entry, '.');
     char weight[512];
     const size_t n = part ? (size_t)(part - entry) : 0;
+    int i;
     if (e) return e->transient;
-    if (n < sizeof(".col") || n >= sizeof(weight) || memcmp(part - 4, ".col", 4) != 0) return false;
+    for (i = 0; part && i < TE__COUNT(te__ckpt_parts) && strcmp(part + 1, te__ckpt_parts[i]) != 0; i++) {}
+    if (i == TE__COUNT(te__ckpt_parts) || n < sizeof(".col") || n >= sizeof(weight) ||
+        memcmp(part - 4, ".col", 4) != 0)
+        return false;
     memcpy(weight, entry, n - 4);
     weight[n - 4] = 0;
     e = te__ckpt_entry(m, weight);

@@ -383,7 +383,7 @@ TE_TEST_DEVICES(family_text_of_a_larger_model) {
         te_module *m = opened(te, folder);
         CHECK_BYTES("logits", logits_of(m), want, S * V * 4);
         CHECK(te_module_find(m, "model.layers.1.mlp") && !te_module_find(m, "vision_tower"));
-        /* What is around the text goes along, whatever becomes of the folder. */
+        /* The keys around the text's are written too, whatever becomes of the folder. */
         size_t n;
         uint8_t *bytes = test_read_file(in_folder(folder, "model.safetensors"), &n);
         remove(in_folder(folder, "model.safetensors"));

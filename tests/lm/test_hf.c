@@ -313,7 +313,7 @@ TE_TEST(hf_save_takes_files_along) {
     }
     test_case("files that stay");
     CHECK(access(in_folder("to", "README.md"), F_OK) != 0 && access(in_folder("to", "optimizer.bin"), F_OK) != 0 && access(in_folder("from", "README.md"), F_OK) == 0);
-    /* What cannot be replaced is named, and the files before it are there. */
+    /* The error names the file that cannot be replaced, and the files written before it are there. */
     remove(in_folder("to", "tokenizer.json"));
     REQUIRE(mkdir(in_folder("to", "tokenizer.json"), 0700) == 0);
     CHECK_EQ_INT(te_hf_save(m, test_path("to")), TE_ERR_IO);

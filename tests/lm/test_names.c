@@ -64,7 +64,7 @@ static te_module *names_tree(te_ctx *te) {
     }
     return root;
 }
-/* What the file's tensors have, 1, 2, 3 ... from tensor to tensor, and the parameters get. */
+/* The numbers of the file's tensors, 1, 2, 3 ... from tensor to tensor, and those that the parameters get. */
 typedef struct names_case {
     const char *what;
     te__lm_rule rules[2];

@@ -72,7 +72,7 @@ TE_TEST_DEVICES(moe_block_is_that_of_lists) {
         for (int k = 0; k < 2; k++) te_module_destroy(m[k]);
     }
 }
-/* What attention is told of a call's mask is nothing about padding; experts refuse it with a map. */
+/* Experts read no attention mask: it says nothing about padding. They refuse a mask together with a map. */
 TE_TEST(moe_block_reads_no_mask) {
     te_ctx *te = test_context("cpu");
     te__moe_block b = {.config = {.n_routed_experts = BL_E, .n_activated_experts = 2, .dim = BL_D, .moe_inter_dim = BL_F, .dtype = TE_F32}, .activation = TE_GEGLU, .gate = "first", .up = "second", .down = "third"};

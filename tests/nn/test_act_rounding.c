@@ -102,7 +102,7 @@ static void step(te_ctx *te, const made *m, const te_recipe *r, te_dtype dtype, 
     te_set_trace(te, NULL, NULL);
 }
 
-/* What the call would write in f32. */
+/* Returns the result that the call would write in f32. */
 static const float *in_f32(te_ctx *te, const noted_act *a, te_dtype dtype, int64_t *n) {
     const int64_t wide = te_activation_is_gated(a->act) ? 2 * FFN : FFN;
     te_op_act_fwd_args f = {0};

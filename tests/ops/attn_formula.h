@@ -163,7 +163,7 @@ static int64_t bias_place(const xcase *c, int64_t b, int64_t h, int64_t i, int64
     return (((s[0] == 1 ? 0 : b) * s[1] + (s[1] == 1 ? 0 : h)) * s[2] + (s[2] == 1 ? 0 : i)) * s[3] + j;
 }
 
-/* What the bias has for rows and keys of no sequence becomes NaN, too. */
+/* Sets the bias of rows and keys that belong to no sequence to NaN. */
 static void spoil_bias(const xcase *c, float *bias) {
     int64_t s[4];
     bias_shape(c, s);

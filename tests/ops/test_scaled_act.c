@@ -53,7 +53,7 @@ static scaled_result run(te_ctx *te, const scaled_case *c, const scaled_data *d)
     return r;
 }
 
-/* What the plain activation gives in f32, times the numbers of rows. */
+/* Returns the results of the plain activation in f32, times the number of each row. */
 static scaled_result expected(te_ctx *cpu, const scaled_case *c, const scaled_data *d) {
     te_op_act_fwd_args f = {0};
     te_op_act_bwd_args b = {0};

@@ -784,7 +784,7 @@ TE_TEST_DEVICES(checkpoints_without_column_wise_copies) {
     }
 }
 
-/* What a session computes without recording. */
+/* Returns the output of a session's model, without recording. */
 static test_bytes infer(session *s) {
     test_bytes b = {0};
     te_recipe r = recipe_of(s->recipe);

@@ -104,7 +104,7 @@ static void te__delayed_slot(float *history, int64_t length, int64_t n, float *s
     int64_t row;
     if (last == 0.0f) return;
     for (row = 1; row < length; row++) {
-        /* The old row 1 still counts in this maximum. A NaN never counts. */
+        /* The maximum is over the history before this shift. fmaxf ignores a NaN. */
         amax = fmaxf(amax, history[row * n]);
         history[row * n] = row + 1 < length ? history[(row + 1) * n] : last;
     }

@@ -93,8 +93,8 @@ typedef struct te__fp8_dequantize_kargs {
     int vector; /* whether rows of q start at multiples of 8 bytes and rows of y at multiples of 16 bytes */
 } te__fp8_dequantize_kargs;
 
-/* The arguments of transpose_nibbles. A block transposes two tiles, which lie side by side. Each tile has 256 rows and
- * 64 columns. */
+/* The arguments of transpose_nibbles. A thread block transposes two neighbouring tiles of 256 rows and 64
+ * columns. */
 typedef struct te__transpose_nibbles_kargs {
     const void *src; /* [m, lds] */
     void *dst;       /* [n, ldd] */

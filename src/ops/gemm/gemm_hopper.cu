@@ -642,8 +642,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (GROUPED) e.m = w.rows_end;
         if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * a.g.groups.b_elements, e.d_dt);
         if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
-        // A warp stores its 16 rows of an accumulator in parts. A part fills one te_gemm_stage. ACROSS is the number of
-        // parts side by side. DOWN is the number of parts one above the other.
+        // A warp stores its 16 rows of an accumulator in parts. A part fills one te_gemm_stage. The parts form a grid
+        // of DOWN rows and ACROSS columns.
         const int ACROSS = WN / COLUMNS, DOWN = COLUMNS == 128 ? 2 : 1;
         te_gemm_stage<COLUMNS> stage = {(float *)(base + STAGES * SLOT + warp * te_gemm_stage<COLUMNS>::BYTES)};
 #pragma unroll 1

@@ -1603,6 +1603,45 @@ static void bench_attention_variants(bench *b) {
 }
 
 /* Attention by lists of keys: a window of 128 and 512 compressed keys, as of DeepSeek-V4. Rates count the products with the keys of each list: forward 4 b h s n d, backward 2.5 times that. */
+/* A decoding step: one query of each sequence, over all keys of its cache, in pages of 64 keys or not. Counts the bytes of keys and values. */
+static void bench_decode(bench *b, int64_t batch, int64_t heads, int64_t groups, int64_t s, int64_t d, bool paged) {
+    enum { PAGE = 64 };
+    const char *const name = "attention of one query";
+    const double bytes = 2.0 * 2 * (double)batch * (double)groups * (double)s * (double)d;
+    any_call c;
+    char shape[64];
+    int32_t *lengths = calloc((size_t)(batch + 1), sizeof *lengths), *pages = calloc((size_t)(batch * s / PAGE), sizeof *pages);
+    snprintf(shape, sizeof shape, "b%d h%d/%d s%d d%d%s", (int)batch, (int)heads, (int)groups, (int)s, (int)d, paged ? " paged" : "");
+    if ((wanted(b, name) || wanted(b, shape)) && lengths && pages) {
+        const int64_t q[4] = {batch, 1, heads, d}, kv[4] = {paged ? batch * s / PAGE : batch, paged ? PAGE : s, groups, d}, n = batch + 1, table[2] = {batch, s / PAGE}, l[3] = {batch, heads, 1};
+        te_scope_begin(b->te);
+        memset(&c, 0, sizeof c);
+        c.op = TE_OP_ATTN_FWD;
+        te_op_attn_fwd_args *a = &c.args.attn_fwd;
+        a->q = te_tensor_normal(b->te, TE_BF16, 4, q, 0, 1), a->k = te_tensor_normal(b->te, TE_BF16, 4, kv, 0, 1), a->v = te_tensor_normal(b->te, TE_BF16, 4, kv, 0, 1);
+        a->o = te_tensor_empty(b->te, TE_BF16, 4, q), a->lse = te_tensor_empty(b->te, TE_F32, 3, l);
+        a->format = TE_BSHD;
+        a->rule.mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
+        for (int64_t i = 0; i < batch; i++) lengths[i + 1] = lengths[i] + 1;
+        a->rule.cu_seqlens_q = te_tensor_from_host(b->te, TE_I32, 1, &n, lengths);
+        for (int64_t i = 0; i < batch; i++) lengths[i + 1] = lengths[i] + (int32_t)s;
+        a->rule.cu_seqlens_kv = te_tensor_from_host(b->te, TE_I32, 1, &n, lengths);
+        for (int64_t i = 0; i < batch * s / PAGE; i++) pages[i] = (int32_t)(i * 7 % (batch * s / PAGE)); /* each page once: 7 divides no power of two */
+        if (paged) a->rule.page_table = te_tensor_from_host(b->te, TE_I32, 2, table, pages);
+        report_bytes(b, name, shape, measure(b, run_call, &c), bytes);
+        if (!paged) {
+            memset(&c, 0, sizeof c);
+            const int64_t half = (int64_t)(bytes / 4);
+            c.op = TE_OP_COPY;
+            c.args.copy.src = te_tensor_normal(b->te, TE_BF16, 1, &half, 0, 1), c.args.copy.dst = te_tensor_empty(b->te, TE_BF16, 1, &half);
+            report_bytes(b, "a copy of as many bytes", shape, measure(b, run_call, &c), bytes);
+        }
+        te_scope_end(b->te);
+    }
+    free(lengths);
+    free(pages);
+}
+
 static void bench_sparse_attention(bench *b, int64_t heads, int64_t s, int64_t d) {
     any_call c;
     char shape[64];
@@ -2192,6 +2231,8 @@ static void measure_all(bench *b) {
     bench_attention(b, 4, 32, 32, 4096, 128, true, true);
     bench_attention_variants(b);
     bench_sparse_attention(b, 64, 4096, 512);
+    for (int i = 0; i < 8; i++) bench_decode(b, i / 2 % 2 ? 32 : 1, 32, i < 4 ? 8 : 32, i < 4 ? 8192 : 4096, 128, i % 2);
+    bench_decode(b, 1, 32, 8, 512, 128, false);
     bench_grouped(b);
 }
 

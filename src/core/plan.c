@@ -165,6 +165,12 @@ static unsigned *te__plan_counter(const te__plan *p) {
 /* Returns TE__PLAN_COUNTERS more counters, for kernels that need several. They too are 0 between kernels. */
 enum { TE__PLAN_COUNTERS = 32 };
 static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }
+/* Returns TE__PLAN_MANY_COUNTERS counters, for kernels that need one for each part of their work. They too are 0
+ * between kernels. */
+enum { TE__PLAN_COUNTER_BYTES = 256, TE__PLAN_MANY_COUNTERS = 1024 };
+static unsigned *te__plan_many_counters(const te__plan *p) {
+    return te__plan_counter(p) + TE__PLAN_COUNTER_BYTES / sizeof(unsigned);
+}
 /* Returns a float in device memory for a maximum over all blocks. The float is 0 between kernels. */
 static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 

@@ -384,11 +384,12 @@ static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
 
 /* Allocates the counter memory (te__plan_counter, te__cuda_word) and sets it to 0. te's CUcontext must be current. */
 static te_result te__cuda_take_counter(te_ctx *te) {
+    const size_t bytes = TE__PLAN_COUNTER_BYTES + TE__PLAN_MANY_COUNTERS * sizeof(unsigned);
     te__cu_address address = 0;
-    te__cu_result code = te__cu.MemAlloc(&address, 256);
+    te__cu_result code = te__cu.MemAlloc(&address, bytes);
     if (!code) te->cuda->counter = (void *)(uintptr_t)address;
-    if (!code) code = te__cu.MemsetD8Async(address, 0, 256, te->cuda->stream);
-    return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
+    if (!code) code = te__cu.MemsetD8Async(address, 0, bytes, te->cuda->stream);
+    return code ? te__cu_fail(te, "te_ctx_create: a few kilobytes of device memory", code) : TE_OK;
 }
 /* Allocates the counters of out-of-range ids (core/outside.c) in pinned memory. Kernels use the host's address (unified
  * addressing). */
@@ -406,8 +407,11 @@ static te_result te__cuda_waited(te_ctx *te, te_result result, te__cu_result cod
     return result == TE_OK ? te__outside_tell(te, te->cuda->outside) : result;
 }
 
-/* Returns the address of 8 bytes near the end of the counter memory. With i = 0 they are the last 8 bytes. */
-static void *te__cuda_word(te_ctx *te, int i) { return (char *)te->cuda->counter + 256 - 8 * (i + 1); }
+/* Returns the address of 8 bytes near the end of the first counters (TE__PLAN_COUNTER_BYTES). With i = 0 they are the
+ * last 8 bytes. */
+static void *te__cuda_word(te_ctx *te, int i) {
+    return (char *)te->cuda->counter + TE__PLAN_COUNTER_BYTES - 8 * (i + 1);
+}
 
 /* Opens the device and fills te->cuda. On failure te->cuda is NULL. */
 static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {

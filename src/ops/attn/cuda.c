@@ -158,10 +158,48 @@ static te_result te__attn_mod(te__plan *p, const char *op, const te_score_mod *m
     return code->oom ? te__fail(p->te, TE_ERR_OUT_OF_MEMORY, "%s: out of host memory", op) : TE_OK;
 }
 
+/* ---- few queries (attn_decode.cu) ---- */
+
+static bool te__attn_decodes(const te__plan *p, const te__attn_kargs *a, int kernels, bool mod, bool max_logit) {
+    return kernels != 0 && !mod && !max_logit && a->dropout_p == 0.0f && a->x.blocks.dt == TE_DTYPE_NONE &&
+           (int64_t)a->s_q * (a->heads / a->groups) <= TE__ATTN_DECODE_ROWS &&
+           (a->x.page_size % 16 == 0 || a->x.pages_of_each == 1) && /* no tile of 16 keys lies in two pages */
+           (int64_t)a->batch * a->groups <= 32 * TE__PLAN_MANY_COUNTERS &&
+           TE__ATTN_DECODE_SHARED(te__attn_padded_d(a)) <= te__attn_shared_limit(p);
+}
+static te_result te__attn_plan_decode(te__plan *p, const te__attn_kargs *a) {
+    const int d = te__attn_padded_d(a), places = a->batch * a->groups, heads = a->heads / a->groups,
+              share = (int)te__div_up(TE__ATTN_DECODE_BLOCKS, a->groups),
+              splits = (int)te__min(share, te__div_up(a->s_kv, TE__ATTN_DECODE_CHUNK(1, 1)));
+    float *part = splits > 1 ? te__plan_floats(p, (int64_t)places * splits * heads * a->s_q * (a->d_v + 4)) : NULL;
+    int first;
+    if (splits > 1 && !part) return p->result;
+    for (first = 0; first < places; first += TE__PLAN_MANY_COUNTERS) {
+        te__launch *l = te__plan_launch(p, "attn", "attn_decode");
+        te__attn_decode_kargs *k = TE__KARGS(p, l, te__attn_decode_kargs);
+        k->a = *a;
+        k->part = part;
+        k->counters = te__plan_many_counters(p);
+        k->splits = splits;
+        k->share = share;
+        k->first = first;
+        k->heads = heads;
+        te__launch_size(l, splits, te__min(TE__PLAN_MANY_COUNTERS, places - first), 1, 32 * TE__ATTN_DECODE_WARPS,
+                        TE__ATTN_DECODE_SHARED(d));
+        te__launch_option(l, "X_DT", a->q.dt);
+        te__launch_option(l, "X_D", d);
+        te__launch_option(l, "X_EXTRA", a->x.on);
+        if (a->x.softcap > 0.0f) te__launch_option(l, "X_CAP", 1);
+    }
+    return te__plan_why(p, "few queries: keys split over blocks, each key read once for all heads that share it");
+}
+
 static te_result te__attn_plan_fwd(te__plan *p, const te_op_attn_fwd_args *args, const char *mod) {
     const te__attn_kargs a = te__attn_problem(args);
     const int kernels = te__attn_choose(p, &a, mod != NULL, false);
     te__attn_launch_clear(p, &a, false, args->max_logit != NULL);
+    if (te__attn_decodes(p, &a, kernels, mod != NULL, args->max_logit != NULL))
+        return te__attn_plan_decode(p, &a);
     if (kernels == TE__ATTN_HOPPER) return te__attn_plan_fwd_hopper(p, &a, mod);
     if (kernels == TE__ATTN_MMA) {
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f, a.x.on);

@@ -73,6 +73,32 @@ typedef struct te__attn_kargs {
     te__attn_extra x;
 } te__attn_kargs;
 
+/* The arguments of attn_decode.cu. A `place` is a sequence and a head of keys, b * groups + group. */
+typedef struct te__attn_decode_kargs {
+    te__attn_kargs a;
+    float *part;        /* [batch * groups, splits, rows, d_v + 4]: the sums of each chunk, then `top` and `l` of the
+                         * row; NULL if `splits` is 1 */
+    unsigned *counters; /* one for each place of the launch, 0 between kernels */
+    int splits;         /* the number of blocks for each place */
+    int share;          /* the largest number of chunks of a sequence, which depends on the number of heads alone */
+    int first;          /* the first place of the launch */
+    int heads;          /* the number of query heads of one head of keys */
+} te__attn_decode_kargs;
+#define TE__ATTN_DECODE_WARPS 4
+#define TE__ATTN_DECODE_STAGES 2
+#define TE__ATTN_DECODE_ROWS 16    /* the largest number of rows: queries by query heads of one head of keys */
+#define TE__ATTN_DECODE_BLOCKS 264 /* blocks of one sequence: enough to read at full speed from a large chip's memory */
+/* The number of keys of a chunk, for `keys` keys in at most `share` chunks. A multiple of one step of a block. */
+#define TE__ATTN_DECODE_CHUNK(keys, share)                                                                        \
+    ((((keys) + (share) - 1) / (share) + 16 * TE__ATTN_DECODE_WARPS - 1) / (16 * TE__ATTN_DECODE_WARPS) *         \
+     (16 * TE__ATTN_DECODE_WARPS))
+/* Bytes of shared memory: Q and the warps' stages of keys and values. At the end, the maxima and sums of all rows of
+ * all chunks lie there. */
+#define TE__ATTN_DECODE_TILES(d) ((2 * (d) + 16) * 16 * (1 + 2 * TE__ATTN_DECODE_WARPS * TE__ATTN_DECODE_STAGES))
+#define TE__ATTN_DECODE_JOINED (8 * TE__ATTN_DECODE_BLOCKS * TE__ATTN_DECODE_ROWS)
+#define TE__ATTN_DECODE_SHARED(d)                                                                           \
+    (TE__ATTN_DECODE_TILES(d) > TE__ATTN_DECODE_JOINED ? TE__ATTN_DECODE_TILES(d) : TE__ATTN_DECODE_JOINED)
+
 /* The order of a Hopper kernel's tiles. Thread blocks take tiles from counter[0]. counter[1] counts the thread blocks
  * that have finished. Both are 0 between kernels. */
 typedef struct te__attn_order {

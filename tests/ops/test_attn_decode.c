@@ -1,0 +1,147 @@
+/* ops/test_attn_decode.c: attention of few queries over many keys (a decoding step): caches, pages, windows and the other options of a rule, beside the CPU's reference in f32; and that a sequence
+ * has the same bits in every batch, in caches of every size, and in pages. */
+#include "../te_test.h"
+
+enum { MOST = 5, PAGE = 16 };
+typedef struct decode_case {
+    int64_t heads, groups, d, d_v, s_q, room; /* room: rows of the cache for each sequence */
+    int b, lengths[MOST];
+    te_dtype dtype;
+    te_attn_rule rule; /* without its tensors */
+    bool paged, sinks, bias;
+} decode_case;
+typedef struct decode_result {
+    float *o, *lse;
+} decode_result;
+
+/* Values of sequence `id`, the same wherever it stands. */
+static void fill(float *to, int64_t n, int id, int part) { memcpy(to, test_normal(n, (uint64_t)(7 + 10 * id + part)), (size_t)n * sizeof *to); }
+
+/* Attends from sequences ids[0 .. c->b - 1], whose values and lengths go by their id. Rows of the cache behind a sequence's end are NaN. */
+static decode_result decode(te_ctx *te, const decode_case *c, const int *ids, te_dtype dtype, bool paged) {
+    const int64_t b = c->b, row_k = c->groups * c->d, row_v = c->groups * c->d_v, pages_of_each = c->room / PAGE;
+    float *q = test_floats(b * c->s_q * c->heads * c->d), *k = test_floats(b * c->room * row_k), *v = test_floats(b * c->room * row_v);
+    int32_t cu_q[MOST + 1] = {0}, cu_kv[MOST + 1] = {0}, *table = (int32_t *)test_alloc((size_t)(b * pages_of_each + 1) * sizeof *table);
+    float *bias = test_floats(b * c->heads * c->s_q * c->room);
+    te_op_attn_fwd_args a = {.format = TE_BSHD, .rule = c->rule};
+    decode_result r;
+    for (int64_t i = 0; i < b * c->room * row_k; i++) k[i] = NAN;
+    for (int64_t i = 0; i < b * c->room * row_v; i++) v[i] = NAN;
+    for (int i = 0; i < c->b; i++) {
+        const int64_t n = c->lengths[ids[i]];
+        float *keys = test_floats(n * row_k), *values = test_floats(n * row_v);
+        cu_q[i + 1] = cu_q[i] + (int32_t)c->s_q, cu_kv[i + 1] = cu_kv[i] + (int32_t)n;
+        fill(q + i * c->s_q * c->heads * c->d, c->s_q * c->heads * c->d, ids[i], 0);
+        fill(keys, n * row_k, ids[i], 1), fill(values, n * row_v, ids[i], 2);
+        if (c->bias) fill(bias + i * c->heads * c->s_q * c->room, c->heads * c->s_q * c->room, ids[i], 3);
+        for (int64_t j = 0; j < n; j++) {
+            int64_t row = i * c->room + j;
+            if (paged) row = (i + b * (pages_of_each - 1 - j / PAGE)) * PAGE + j % PAGE; /* pages of all sequences in turns, backwards */
+            memcpy(k + row * row_k, keys + j * row_k, (size_t)row_k * sizeof *k);
+            memcpy(v + row * row_v, values + j * row_v, (size_t)row_v * sizeof *v);
+        }
+        for (int64_t p = 0; p < pages_of_each; p++) table[i * pages_of_each + p] = (int32_t)(i + b * (pages_of_each - 1 - p));
+    }
+    te_scope_begin(te);
+    /* bf16 or f16 values that f32 has, too */
+    te_tensor *x = test_tensor(te, c->dtype, SHAPE(b, c->s_q, c->heads, c->d), q);
+    a.q = te_tensor_cast(x, dtype);
+    a.k = te_tensor_cast(paged ? test_tensor(te, c->dtype, SHAPE(b * pages_of_each, PAGE, c->groups, c->d), k) : test_tensor(te, c->dtype, SHAPE(b, c->room, c->groups, c->d), k), dtype);
+    a.v = te_tensor_cast(paged ? test_tensor(te, c->dtype, SHAPE(b * pages_of_each, PAGE, c->groups, c->d_v), v) : test_tensor(te, c->dtype, SHAPE(b, c->room, c->groups, c->d_v), v), dtype);
+    a.o = te_tensor_empty(te, dtype, SHAPE(b, c->s_q, c->heads, c->d_v));
+    a.lse = te_tensor_empty(te, TE_F32, SHAPE(b, c->heads, c->s_q));
+    a.rule.cu_seqlens_q = te_tensor_from_host(te, TE_I32, SHAPE(b + 1), cu_q);
+    a.rule.cu_seqlens_kv = te_tensor_from_host(te, TE_I32, SHAPE(b + 1), cu_kv);
+    if (paged) a.rule.page_table = te_tensor_from_host(te, TE_I32, SHAPE(b, pages_of_each), table);
+    if (c->bias) a.rule.core_attention_bias = test_tensor(te, TE_F32, SHAPE(b, c->heads, c->s_q, c->room), bias);
+    if (c->sinks) a.rule.softmax_offset = test_tensor(te, TE_F32, SHAPE(c->heads), test_normal(c->heads, 3));
+    te_op_attn_fwd(te, &a);
+    r.o = test_read(a.o), r.lse = test_read(a.lse);
+    te_scope_end(te);
+    return r;
+}
+
+static const int in_order[MOST] = {0, 1, 2, 3, 4};
+static void check_decode(te_ctx *te, te_ctx *cpu, decode_case c) {
+    const int64_t rows = c.heads * c.s_q;
+    if (!c.d_v) c.d_v = c.d;
+    if (!c.rule.mask) c.rule.mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
+    test_case("%s heads %d/%d d %d, %d queries %d room %d%s", te_dtype_name(c.dtype), (int)c.heads, (int)c.groups, (int)c.d, (int)c.d_v, (int)c.s_q, (int)c.room, c.paged ? " paged" : "");
+    const int64_t n = c.b * c.heads * c.s_q * c.d_v;
+    decode_result got = decode(te, &c, in_order, c.dtype, c.paged), again = decode(te, &c, in_order, c.dtype, c.paged), want = decode(cpu, &c, in_order, TE_F32, c.paged);
+    REQUIRE_OK(te);
+    REQUIRE_OK(cpu);
+    /* o is a mean of values of size 1, rounded to the format, as is P before: two roundings of 2^-9 for bf16, 2^-12 for f16 */
+    const double step = c.dtype == TE_BF16 ? 1.0 / 512 : 1.0 / 4096;
+    CHECK_CLOSE("o", got.o, want.o, n, 2 * step, 2 * step);
+    CHECK_CLOSE("lse", got.lse, want.lse, c.b * rows, 1e-5, 2e-5); /* sums in f32, ex2.approx within 2 ulp */
+    CHECK(memcmp(got.o, again.o, (size_t)n * 4) == 0 && memcmp(got.lse, again.lse, (size_t)(c.b * rows) * 4) == 0);
+    if (c.bias) return; /* its rows have the length of the cache */
+    /* alone, in a larger cache, and in pages or not */
+    const int64_t each = c.heads * c.s_q * c.d_v;
+    for (int i = 0; i < c.b; i++) {
+        decode_case one = c;
+        one.b = 1, one.room = (c.room + PAGE - 1) / PAGE * PAGE + i * 5 * PAGE;
+        decode_result alone = decode(te, &one, in_order + i, c.dtype, i % 2 == 0);
+        CHECK_MSG(memcmp(alone.o, got.o + i * each, (size_t)each * 4) == 0, "sequence %d of %d keys alone", i, c.lengths[i]);
+        CHECK(memcmp(alone.lse, got.lse + i * rows, (size_t)rows * 4) == 0);
+    }
+    REQUIRE_OK(te);
+}
+
+TE_TEST_DEVICES(attn_decode) {
+    te_ctx *cpu = te_ctx_is_cuda(te) ? test_context("cpu") : te;
+    /* every head size that the kernel is compiled for, and sizes below them; groups of 1 to 16 heads; sequences of no key to many chunks */
+    const decode_case cases[] = {
+        {.dtype = TE_BF16, .heads = 8, .groups = 2, .d = 128, .s_q = 1, .room = 2048, .b = 5, .lengths = {1, 63, 1999, 64, 2048}},
+        {.dtype = TE_BF16, .heads = 8, .groups = 2, .d = 128, .s_q = 1, .room = 2048, .b = 5, .lengths = {5, 2048, 700, 65, 1}, .paged = true},
+        {.dtype = TE_F16, .heads = 4, .groups = 4, .d = 64, .s_q = 3, .room = 1000, .b = 3, .lengths = {3, 1000, 517}},
+        {.dtype = TE_BF16, .heads = 16, .groups = 1, .d = 40, .s_q = 1, .room = 20000, .b = 2, .lengths = {20000, 17001}},
+        {.dtype = TE_BF16, .heads = 6, .groups = 3, .d = 96, .s_q = 5, .room = 300, .b = 2, .lengths = {300, 29}},
+        {.dtype = TE_BF16, .heads = 2, .groups = 1, .d = 256, .s_q = 2, .room = 900, .b = 2, .lengths = {900, 333}},
+        {.dtype = TE_F16, .heads = 3, .groups = 3, .d = 192, .d_v = 128, .s_q = 16, .room = 500, .b = 2, .lengths = {500, 100}},
+        {.dtype = TE_BF16, .heads = 2, .groups = 2, .d = 16, .d_v = 24, .s_q = 1, .room = 200, .b = 2, .lengths = {200, 3}},
+        {.dtype = TE_BF16, .heads = 8, .groups = 2, .d = 128, .s_q = 2, .room = 1500, .b = 2, .lengths = {1500, 80}, .rule = {.window = {true, 100, 0}}},
+        {.dtype = TE_BF16, .heads = 8, .groups = 2, .d = 64, .s_q = 1, .room = 600, .b = 2, .lengths = {600, 90}, .rule = {.softcap = 5, .core_attention_bias_type = TE_ATTN_BIAS_NONE}},
+        {.dtype = TE_BF16, .heads = 8, .groups = 2, .d = 64, .s_q = 1, .room = 600, .b = 2, .lengths = {600, 90}, .rule = {.core_attention_bias_type = TE_ATTN_BIAS_ALIBI}},
+        {.dtype = TE_BF16, .heads = 8, .groups = 2, .d = 64, .s_q = 2, .room = 608, .b = 2, .lengths = {600, 90}, .rule = {.softmax_type = TE_SOFTMAX_LEARNABLE}, .sinks = true, .paged = true},
+        {.dtype = TE_BF16, .heads = 4, .groups = 2, .d = 64, .s_q = 2, .room = 304, .b = 2, .lengths = {304, 90}, .rule = {.core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE}, .bias = true},
+        {.dtype = TE_BF16, .heads = 4, .groups = 2, .d = 64, .s_q = 2, .room = 304, .b = 2, .lengths = {304, 90}, .rule = {.mask = TE_MASK_PADDING}},
+    };
+    for (int i = 0; i < COUNT(cases); i++) check_decode(te, cpu, cases[i]);
+    /* more sequences than the counters of a launch: 130 copies of one, with 8 heads of keys each */
+    {
+        enum { B = 130, S = 200, G = 8, D = 32 };
+        te_tensor *q = te_tensor_normal(te, TE_BF16, SHAPE(1, 1, G, D), 0, 1), *k = te_tensor_normal(te, TE_BF16, SHAPE(1, S, G, D), 0, 1);
+        te_tensor *qs = te_tensor_empty(te, TE_BF16, SHAPE(B, 1, G, D)), *ks = te_tensor_empty(te, TE_BF16, SHAPE(B, S, G, D)), *o = te_tensor_empty(te, TE_BF16, SHAPE(B, 1, G, D));
+        for (int i = 0; i < B; i++) te_tensor_copy(te_tensor_narrow(qs, 0, i, 1), q), te_tensor_copy(te_tensor_narrow(ks, 0, i, 1), k);
+        te_op_attn_fwd_args a = {.q = qs, .k = ks, .v = ks, .o = o, .format = TE_BSHD, .rule = {.mask = TE_MASK_NONE}};
+        te_op_attn_fwd(te, &a);
+        float *all = test_read(o);
+        REQUIRE_OK(te);
+        for (int i = 1; i < B; i++) CHECK(memcmp(all, all + (int64_t)i * G * D, sizeof(float) * G * D) == 0);
+        CHECK(all[0] != 0);
+    }
+}
+
+TE_TEST(attn_decode_plans) {
+    static const char *const devices[] = {"sm_80", "sm_86", "sm_90", "sm_100", "sm_120"};
+    te_ctx *te = test_context("cpu");
+    if (!te) return;
+    for (int i = 0; i < COUNT(devices); i++)
+        for (int s_q = 1; s_q <= 5; s_q += 3) { /* 4 heads share keys, so that five queries are too many rows */
+            te_explanation e;
+            te_op_attn_fwd_args a = {.format = TE_BSHD, .rule = {.mask = TE_MASK_CAUSAL_BOTTOM_RIGHT}};
+            const int rows = s_q + (s_q == 4);
+            for (int d = 64; d <= 128; d += 64) {
+                a.q = te_tensor_describe(te, TE_BF16, SHAPE(2, rows, 32, d)), a.k = a.v = te_tensor_describe(te, TE_BF16, SHAPE(2, 8192, 8, d));
+                a.o = te_tensor_describe(te, TE_BF16, SHAPE(2, rows, 32, d)), a.lse = te_tensor_describe(te, TE_F32, SHAPE(2, 32, rows));
+                REQUIRE_OK(te);
+                CHECK(te_explain(te, TE_OP_ATTN_FWD, &a, devices[i], &e) == TE_OK && e.supported && e.deterministic);
+                CHECK_MSG(!strstr(e.kernels, "attn/attn_decode") == (rows == 5), "%s, %d rows: %s", devices[i], rows, e.kernels);
+                if (rows == 1) CHECK_STR(e.why, "few queries: keys split over blocks");
+                if (rows == 1) CHECK_EQ_INT(e.launches, 1);
+            }
+        }
+    CHECK_OK(te);
+}

@@ -541,6 +541,7 @@ static void bench_products(bench *b, const shape_list *list, const char *name, t
 }
 
 static void bench_gemm(bench *b) {
+    int i;
     bench_products(b, &all_shapes, "gemm bf16 TN", TE_QUANT_NONE, false, TN, TE_BF16, false, false);
     bench_products(b, &all_shapes, "gemm bf16 NN", TE_QUANT_NONE, false, NN, TE_BF16, false, false);
     bench_products(b, &all_shapes, "gemm bf16 NT", TE_QUANT_NONE, false, NT, TE_BF16, false, false);
@@ -553,10 +554,13 @@ static void bench_gemm(bench *b) {
     bench_products(b, &all_shapes, "gemm fp8 split += f32", TE_QUANT_CURRENT, false, TN, TE_F32, true, true);
     bench_products(b, &all_shapes, "gemm fp8 1x128 by 128x128", TE_QUANT_BLOCK, true, TN, TE_BF16, true, false);
     bench_products(b, &all_shapes, "gemm fp8 1x128 by 1x128 += f32", TE_QUANT_BLOCK, false, TN, TE_F32, true, true);
-    if (wanted(b, "gemm f32 as TF32 TN")) {
+    static const layout layouts[] = {TN, NN, NT};
+    static const char *const names[] = {"gemm f32 as TF32 TN", "gemm f32 as TF32 NN", "gemm f32 as TF32 NT"};
+    for (i = 0; i < 3; i++) {
         family f = TE_ZERO;
-        f.name = "gemm f32 as TF32 TN";
-        bench_product(b, &f, TE_QUANT_NONE, false, TN, TE_F32, TE_F32, false, false, 4096, 4096, 4096);
+        if (!wanted(b, names[i])) continue;
+        f.name = names[i];
+        bench_product(b, &f, TE_QUANT_NONE, false, layouts[i], TE_F32, TE_F32, false, false, 4096, 4096, 4096);
     }
 }
 
@@ -1663,6 +1667,11 @@ static void bench_sparse_attention(bench *b, int64_t heads, int64_t s, int64_t d
     c.args.sparse_attn_fwd.q = tq, c.args.sparse_attn_fwd.kv = tkv, c.args.sparse_attn_fwd.indices = list, c.args.sparse_attn_fwd.o = o, c.args.sparse_attn_fwd.lse = lse;
     seconds = measure(b, run_call, &c);
     report(b, "sparse attention forward", shape, seconds, flops / seconds * 1e-12, "TFLOP/s");
+    if (b->profile) profile(b, run_call, &c);
+    te__sparse_no_wgmma = true;
+    seconds = measure(b, run_call, &c);
+    te__sparse_no_wgmma = false;
+    report(b, "sparse attention forward, mma.sync", shape, seconds, flops / seconds * 1e-12, "TFLOP/s");
     memset(&c, 0, sizeof c);
     c.op = TE_OP_SPARSE_ATTN_BWD;
     c.args.sparse_attn_bwd.q = tq, c.args.sparse_attn_bwd.kv = tkv, c.args.sparse_attn_bwd.indices = list, c.args.sparse_attn_bwd.o = o, c.args.sparse_attn_bwd.lse = lse;
@@ -1670,6 +1679,7 @@ static void bench_sparse_attention(bench *b, int64_t heads, int64_t s, int64_t d
     c.args.sparse_attn_bwd.dq = te_tensor_empty(b->te, TE_BF16, 4, q), c.args.sparse_attn_bwd.dkv = te_tensor_empty(b->te, TE_BF16, 3, kv);
     seconds = measure(b, run_call, &c);
     report(b, "sparse attention backward", shape, seconds, 2.5 * flops / seconds * 1e-12, "TFLOP/s");
+    if (b->profile) profile(b, run_call, &c);
     te_scope_end(b->te);
 }
 

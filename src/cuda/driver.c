@@ -641,9 +641,12 @@ static void te__cuda_graph_close(te_ctx *te, te_graph *g) {
 
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */
 
+/* A dtype of tensor maps alone: f32 that TMA rounds to TF32 while it copies. */
+enum { TE__MAP_TF32 = TE_DTYPE_COUNT };
+
 static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned char map[TE__MAP_BYTES]) {
-    /* the CUtensorMapDataType of each dtype; elements of 8 bits or less are copied as bytes */
-    static const int types[TE_DTYPE_COUNT] = {-1, 7, 6, 9, 0, 0, 0, 0, 0, 3, 5, 1};
+    /* the CUtensorMapDataType of each dtype, and of TE__MAP_TF32; elements of 8 bits or less are copied as bytes */
+    static const int types[TE__MAP_TF32 + 1] = {-1, 7, 6, 9, 0, 0, 0, 0, 0, 3, 5, 1, 11};
     static const uint32_t steps[5] = {1, 1, 1, 1, 1};
     union {
         unsigned char bytes[TE__MAP_BYTES + 64];
@@ -699,7 +702,7 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
     int way;
     memset(out128, 0, TE__MAP_BYTES);
     if (p->explain || !te->cuda) return TE_OK;
-    if (rank < 1 || rank > 5 || (int)dtype <= 0 || dtype >= TE_DTYPE_COUNT)
+    if (rank < 1 || rank > 5 || (int)dtype <= 0 || (int)dtype > TE__MAP_TF32)
         return p->result = te__fail(te, TE_ERR_INVALID, "tensor map: rank %d, dtype %d", rank, (int)dtype);
     if (!te->cuda->maps) te->cuda->maps = (te__map_set *)te__alloc_zero(te, TE__MAP_SETS * sizeof(te__map_set));
     if (!te->cuda->maps) return p->result = TE_ERR_OUT_OF_MEMORY;

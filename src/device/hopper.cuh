@@ -232,8 +232,9 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
 
+#define TE__REGISTERS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define TE__REGISTERS_32 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    TE__REGISTERS_16 ", " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define TE__REGISTERS_48 \
     TE__REGISTERS_32 ", " \
@@ -266,6 +267,11 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
 #define TE_WGMMA_128(types, flags, d, a, b, keep) TE_WGMMA_TO_128("+f", types, flags, d, a, b, keep)
 #define TE_WGMMA_192(types, flags, d, a, b, keep) TE_WGMMA_TO_192("+f", types, flags, d, a, b, keep)
 #define TE_WGMMA_256(types, flags, d, a, b, keep) TE_WGMMA_TO_256("+f", types, flags, d, a, b, keep)
+#define TE_WGMMA_TO_32(out, types, flags, d, a, b, keep)                                                        \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %18, 0;\n"                                                     \
+                 "wgmma.mma_async.sync.aligned.m64n32" types " {" TE__REGISTERS_16 "}, %16, %17, p" flags "; }" \
+                 : TE__FLOATS_16(out, d, 0)                                                                     \
+                 : "l"(a), "l"(b), "r"((int)(keep)))
 #define TE_WGMMA_TO_64(out, types, flags, d, a, b, keep)                                                        \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"                                                     \
                  "wgmma.mma_async.sync.aligned.m64n64" types " {" TE__REGISTERS_32 "}, %32, %33, p" flags "; }" \

@@ -237,6 +237,66 @@ TE_TEST_DEVICES(gemm_by_phases) {
     }
 }
 
+/* x rounded to TF32, to the nearest; `slack` is one of its steps if x is a tie, which may go either way. */
+static double nearest_tf32(float x, double *slack) {
+    uint32_t bits, up;
+    float y;
+    memcpy(&bits, &x, 4);
+    up = (bits + 0x1000u) & ~0x1fffu;
+    memcpy(&y, &up, 4);
+    *slack = (bits & 0x1fffu) == 0x1000u ? 2 * fabs((double)y - (double)x) : 0;
+    return (double)y;
+}
+/* The products and sums of g in f64, of operands in TF32, and what ties may add. Operands lie as args_of makes them. */
+static void product_of_tf32(const choice_case *c, const float *a, const float *b, int64_t row, int64_t column, double *sum, double *slack) {
+    *sum = *slack = 0;
+    for (int64_t k = 0; k < c->k; k++) {
+        double of_a, of_b, x = nearest_tf32(a[c->a_t ? k * c->m + row : row * c->k + k], &of_a), y = nearest_tf32(b[c->b_t ? column * c->k + k : k * c->n + column], &of_b);
+        *sum += x * y;
+        *slack += of_a * fabs(y) + of_b * fabs(x);
+    }
+}
+
+/* f32 rounded by TMA for wgmma: the choice against f64, and every choice against it. */
+TE_TEST_DEVICES(gemm_rounds_f32) {
+    static const choice_case cases[] = {
+        {TE_F32, TE_F32, TE_F32, false, true, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 300, 260, 224},
+        {TE_F32, TE_F32, TE_F32, true, true, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 130, 400, 1031},
+        {TE_F32, TE_F32, TE_F32, true, false, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 129, 65, 640},
+        {TE_F32, TE_F32, TE_F32, false, false, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 33, 35, 5},
+        {TE_F32, TE_F32, TE_F32, false, true, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 1, 70, 33},
+        {TE_F32, TE_F32, TE_F32, false, false, false, true, true, true, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 520, 132, 77},
+        {TE_F32, TE_F32, TE_BF16, false, true, false, false, true, false, true, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 120, 65, 640},
+        {TE_F32, TE_F32, TE_F32, false, true, false, false, false, true, true, TE_EPILOGUE_DGELU, TE_QUANT_NONE, false, false, 97, 200, 64},
+    };
+    const double from = te__gemm_turned_from;
+    if (!te_ctx_is_cuda(te)) SKIP("for the GPU's choices; the CPU has none");
+    for (int i = 0; i < COUNT(cases); i++) {
+        const choice_case *c = &cases[i];
+        te_op_gemm_args g = args_of(te, c);
+        const float *a = test_read((te_tensor *)g.a), *b = test_read((te_tensor *)g.b);
+        float *want[3];
+        int hopper;
+        REQUIRE_OK(te);
+        test_case("case %d", i);
+        te__gemm_turned_from = 0;
+        g.d = test_guarded(te, c->d, SHAPE(c->m, c->n));
+        hopper = launches_of(te, &g, "gemm_hopper");
+        if (hopper) CHECK_EQ_INT(launches_of(te, &g, "transpose"), (c->a_t && c->m > 1) + (!c->b_t && c->n > 1));
+        run_choice(te, c, g, -1, want);
+        /* Sums in f32 lose a few units. Without rounding, wgmma would lose up to 2^-10 of each operand. */
+        for (int64_t e = 0; i < 5 && e < c->m * c->n; e++) {
+            double sum, slack;
+            product_of_tf32(c, a, b, e / c->n, e % c->n, &sum, &slack);
+            if (fabs((double)want[0][e] - sum) <= 2e-5 * sqrt((double)c->k) + 1e-5 * fabs(sum) + 1.01 * slack) continue;
+            CHECK_MSG(false, "element %lld: %g, not %g within rounding, slack %g", (long long)e, (double)want[0][e], sum, slack);
+            break;
+        }
+        if (hopper) check_alternatives(te, c, i, g, want);
+        te__gemm_turned_from = from;
+    }
+}
+
 /* A count of pieces that 32 bits do not hold is refused, and one that they do is not: no memory is needed to ask. */
 TE_TEST(gemm_decodes_what_it_can_count) {
     te_ctx *te = test_context("cpu");

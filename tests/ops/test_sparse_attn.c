@@ -61,7 +61,10 @@ TE_TEST_DEVICES(sparse_attn_formula) {
     static const sparse_case cases[] = {{1, 1, 1, 1, 1, 1, 1, TE_F32, false},     {2, 5, 7, 3, 4, 8, 8, TE_F32, true},       {1, 9, 70, 10, 37, 33, 33, TE_F32, true},
                                         {2, 40, 50, 2, 65, 64, 20, TE_F32, true}, {1, 7, 40, 17, 9, 130, 130, TE_BF16, true}, {1, 6, 11, 2, 33, 576, 512, TE_BF16, false},
                                         {2, 3, 5, 4, 6, 36, 36, TE_F16, true},    {1, 4, 6, 2, 0, 8, 8, TE_F32, true},       {1, 3, 0, 2, 4, 8, 8, TE_F32, false},
-                                        {1, 0, 5, 2, 4, 8, 8, TE_F32, true},      {0, 2, 3, 1, 2, 4, 4, TE_F32, false}};
+                                        {1, 0, 5, 2, 4, 8, 8, TE_F32, true},      {0, 2, 3, 1, 2, 4, 4, TE_F32, false},
+                                        /* 512 channels: tensor cores on Hopper, by 64 heads and 64 keys */
+                                        {1, 1, 1, 1, 1, 512, 512, TE_BF16, false}, {2, 4, 90, 64, 130, 512, 512, TE_BF16, true}, {1, 5, 70, 17, 64, 512, 512, TE_F16, true},
+                                        {1, 2, 300, 128, 65, 512, 512, TE_BF16, true}, {1, 4, 40, 100, 31, 512, 512, TE_F16, false}};
     for (int t = 0; t < COUNT(cases); t++) {
         const sparse_case *c = &cases[t];
         const float scale = (float)(0.8 / sqrt((double)c->d));
@@ -89,6 +92,27 @@ TE_TEST_DEVICES(sparse_attn_formula) {
         CHECK_TENSOR(g.dq, dq, rtol, atol);
         CHECK_TENSOR(g.dkv, dkv, rtol, 2 * atol);
         if (c->sinks) CHECK_TENSOR(g.dsinks, dsinks, c->dtype == TE_F32 ? 1e-4 : 2e-2, c->dtype == TE_F32 ? 1e-4 : 3e-2);
+    }
+}
+
+TE_TEST(sparse_attn_choice) {
+    te_ctx *te = test_context("cpu");
+    static const struct {
+        te_dtype dtype;
+        int64_t d;
+        const char *device, *why, *kernels;
+    } cases[] = {{TE_BF16, 512, "sm_90", "tensor cores: wgmma on gathered keys", "sparse_attn_fwd_hopper"}, {TE_F16, 512, "sm_90", "tensor cores: wgmma", "sparse_attn_fwd_hopper"},
+                 {TE_F32, 512, "sm_90", "not tensor cores; eight heads of a query share what is read of its keys: f32", "sparse_attn_query"},
+                 {TE_BF16, 576, "sm_90", "other than 512 channels", "sparse_attn_query"}, {TE_BF16, 512, "sm_80", "mma.sync and not wgmma: the chip is no Hopper", "sparse_attn_fwd_mma"}};
+    for (int i = 0; i < COUNT(cases); i++) {
+        te_op_sparse_attn_fwd_args a = {.q = te_tensor_describe(te, cases[i].dtype, SHAPE(1, 4, 64, cases[i].d)), .kv = te_tensor_describe(te, cases[i].dtype, SHAPE(1, 9, cases[i].d)),
+                                        .indices = te_tensor_describe(te, TE_I32, SHAPE(1, 4, 5)), .o = te_tensor_describe(te, cases[i].dtype, SHAPE(1, 4, 64, 512)),
+                                        .lse = te_tensor_describe(te, TE_F32, SHAPE(1, 64, 4))};
+        te_explanation e;
+        test_case("%s, %lld channels, %s", te_dtype_name(cases[i].dtype), (long long)cases[i].d, cases[i].device);
+        REQUIRE(te_explain(te, TE_OP_SPARSE_ATTN_FWD, &a, cases[i].device, &e) == TE_OK);
+        CHECK_STR(e.why, cases[i].why);
+        CHECK_STR(e.kernels, cases[i].kernels);
     }
 }
 

@@ -40,6 +40,7 @@ template <int A_T, int B_T, bool FRESH, int N> TE_DEV void te_multiply(float (&d
         else if constexpr (B_T) { TE__FLAGS(n, ", 1, 1, 0, 1") }                              \
         else { TE__FLAGS(n, ", 1, 1, 0, 0") }                                                 \
     }
+    TE__PRODUCT(32)
     TE__PRODUCT(64)
     TE__PRODUCT(96)
     TE__PRODUCT(128)

@@ -263,17 +263,31 @@ typedef struct te__sparse_attn_kargs {
     float *lse;          /* [batch, heads, s_q]: natural logarithm of the sums of exponentials; may be NULL in the
                           * forward pass */
     float *lse2, *delta; /* backward pass: [batch, heads, s_q], as in attn_delta.cu */
-    int *cursor;         /* backward pass, [batch, chunks of queries, s_kv]: first, how many queries of a chunk read a
-                          * key; later, where in `list` these queries go */
-    int *start, *list;   /* backward pass: start [batch, s_kv + 1], list [batch, s_q n]: key j is read by queries
-                          * list[start[j] .. start[j + 1] - 1], in ascending order */
+    int *cursor;         /* backward pass, [batch, chunks of queries, s_kv]: first, how many slots of a chunk name a
+                          * key; at last, how many slots of this chunk and of those before it */
+    int *start, *list;   /* backward pass: start [batch, s_kv + 1], list [batch, s_q n]: key j is named by the slots
+                          * list[start[j] .. start[j + 1] - 1]: query * n + entry. Queries ascend */
     int batch, heads, s_q, s_kv, n, d, d_v;
     int tile;            /* number of keys in shared memory at a time, 16 or 32 */
     int chunks, step;    /* see sparse_attn_list.cu */
+    int part, cuts, rows; /* backward pass: the queries of a sequence are cut into parts of `part` queries, and each
+                           * part into `cuts` chunks of `rows` queries; the last ones may be shorter */
     float scale, scale2; /* scale: factor of the products; scale2: scale * log2(e) */
+    /* for the kernels on tensor cores */
+    void *partial;       /* backward pass: [head tiles, sequences, queries, n, d] of a launch, of the format of dkv:
+                          * what each slot adds to the gradient of its key */
+    float *sums;         /* backward pass: [batch, s_kv, d]: the sums of the parts so far, if there are several */
+    int head_tiles;      /* tiles of TE__SPARSE_HOPPER_ROWS heads */
+    int b_begin, b_end, i_begin, i_end; /* the sequences and their queries that a launch computes */
 } te__sparse_attn_kargs;
 #define TE__SPARSE_ROWS 8 /* number of query heads of a block */
 #define TE__SPARSE_MAX_D 576
+/* The kernels on tensor cores. Hopper's _SHARED: bytes of shared memory: tiles of 64 rows, and less than 1 KB of other things. */
+#define TE__SPARSE_HOPPER_D 512
+#define TE__SPARSE_HOPPER_ROWS 64 /* number of query heads of a tile, and, on Hopper, of keys */
+#define TE__SPARSE_HOPPER_TILE (TE__SPARSE_HOPPER_ROWS * TE__SPARSE_HOPPER_D * 2)
+#define TE__SPARSE_MMA_SHARED (2 * 32 * (TE__SPARSE_HOPPER_D * 2 + 16) + 16384) /* two tiles of 32 keys, and scores */
+#define TE__SPARSE_HOPPER_SHARED(backward) (3 * TE__SPARSE_HOPPER_TILE + ((backward) ? 4 * 8192 : 0) + 1024)
 
 /* Floats in a row of d channels in shared memory. TE__ATTN_ROW: four floats can be read at a time.
  * TE__ATTN_LANE_ROW: eight lanes can read the same offset of eight neighbouring rows without bank conflicts. */

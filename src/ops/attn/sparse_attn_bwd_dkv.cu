@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     __syncthreads();
 #pragma unroll 1
     for (te_i64 pair = warp; pair < pairs; pair += 8) {
-        const int e = (int)(pair / a.heads), h = (int)(pair - (te_i64)e * a.heads), i = list[e];
+        const int e = (int)(pair / a.heads), h = (int)(pair - (te_i64)e * a.heads), i = list[e] / a.n;
         const te_i64 q_at = te_attn_at(a.q, b, h, i), g_at = te_attn_at(a.d_o, b, h, i),
                      at = ((te_i64)b * a.heads + h) * a.s_q + i;
         float s = 0.0f, dp = 0.0f;

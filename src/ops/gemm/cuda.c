@@ -127,6 +127,7 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
 #define TE__GEMM_WHY(q, text)                                                                                      \
     ((q)->args->scaling_a == TE_SCALING_MXFP8   ? "MXFP8 decoded exactly into bf16, then " text                    \
      : (q)->args->scaling_a == TE_SCALING_NVFP4 ? "NVFP4 decoded exactly into bf16, then " text                    \
+     : (q)->turned                              ? "A or B transposed, since TF32 is K-major; then " text           \
      : (q)->aligned                             ? "A or B, whose rows are not 16-byte aligned, copied; then " text \
                                                 : text)
 /* The reason that TE__GEMM_WHY gives, followed by how the sums over 128 values of k are computed. */
@@ -201,6 +202,40 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
     q->aligned = !decoded;
     te__launch_option(l, "DECODED", decoded);
     te__launch_size(l, te__min(te__div_up(pieces, 256), 8 * (int64_t)te__max(p->num_sms, 1)), 2, 1, 256, 0);
+    return true;
+}
+
+/* ---- K-major f32 ------------------------------------------------------------------------------------------------- */
+
+static double te__gemm_turned_from = 1.0; /* factor of the sizes from which te__gemm_pays_turning says yes; tests set
+                                           * another */
+
+/* Returns whether a product of f32 takes less time by gemm_hopper than by gemm_mma. wgmma multiplies only K-major TF32.
+ * Others have to be transposed: a value costs about what gemm_mma loses on 200 products of it. */
+static bool te__gemm_pays_turning(const te__gemm_problem *q) {
+    const double m = (double)q->args->m, n = (double)q->args->n, k = (double)q->args->k;
+    return (q->a.k_major && q->b.k_major) ||
+           (m * n >= 256.0 * (m + n) * te__gemm_turned_from && m * n * k >= 5e8 * te__gemm_turned_from);
+}
+
+/* Plans the transposes of operands that are not K-major. Returns false if there is no workspace. */
+static bool te__gemm_plan_turns(te__plan *p, te__gemm_problem *q) {
+    int i;
+    for (i = 0; i < 2; i++) {
+        te__gemm_side *x = i ? &q->b : &q->a;
+        te__transpose_kargs t = TE_ZERO;
+        if (x->k_major) continue;
+        t.src = x->data;
+        t.size = (int)te__dtype_size(x->dtype);
+        t.m = t.filled = q->args->k;
+        t.n = i ? q->args->n : q->args->m;
+        t.lds = x->ld;
+        t.ldd = te__round_up(t.m, 32);
+        t.dst = te__plan_workspace(p, t.n * t.ldd * t.size);
+        if (!t.dst) return false;
+        te__plan_transpose(p, &t);
+        x->data = t.dst, x->ld = t.ldd, x->k_major = q->turned = true;
+    }
     return true;
 }
 
@@ -286,7 +321,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
  * pieces of 16 bytes. */
 static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
-    return p->hopper && q->a.dtype != TE_F32 && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
+    return p->hopper && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
@@ -294,7 +329,7 @@ static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
  * two dimensions. A box has `box` rows of 128 bytes. */
 static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype dtype, int64_t ld, int64_t columns,
                               int64_t rows, int64_t box, int64_t depth, int64_t apart) {
-    int64_t size = te__dtype_size(dtype);
+    int64_t size = (int)dtype == TE__MAP_TF32 ? 4 : te__dtype_size(dtype);
     uint64_t dims[3] = {(uint64_t)columns, (uint64_t)rows, (uint64_t)depth},
              strides[2] = {(uint64_t)(ld * size), (uint64_t)(apart * size)};
     uint32_t boxes[3] = {(uint32_t)(128 / size), (uint32_t)box, 1};
@@ -308,7 +343,8 @@ static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype
 static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k,
                                       int64_t box, int64_t stack) {
     int64_t rows = x->k_major ? size : k;
-    return te__gemm_map(p, map, x->data, x->dtype, x->ld, x->k_major ? k : size, rows,
+    const te_dtype dtype = x->dtype == TE_F32 ? (te_dtype)TE__MAP_TF32 : x->dtype;
+    return te__gemm_map(p, map, x->data, dtype, x->ld, x->k_major ? k : size, rows,
                         x->k_major ? box
                         : box % 64 ? 32
                                    : 64,
@@ -425,7 +461,8 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->g.d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, sums_of_d, sum_rows)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
-    te__plan_why(p, TE__GEMM_WHY_SUMS(q, promote, "TMA and wgmma"));
+    te__plan_why(p, q->a.dtype == TE_F32 ? TE__GEMM_WHY(q, "TMA, which rounds f32 to TF32, and wgmma")
+                                         : TE__GEMM_WHY_SUMS(q, promote, "TMA and wgmma"));
     return p->result;
 }
 
@@ -603,7 +640,9 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     if (a->scaling_a >= TE_SCALING_MXFP8 && !te__gemm_plan_prepare(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
     if (te__gemm_is_gemv(p, &q, true)) return te__gemm_plan_gemv(p, &q);
-    if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
+    if (!te__gemm_fits_hopper(p, &q) || (q.a.dtype == TE_F32 && !te__gemm_pays_turning(&q)))
+        return te__gemm_plan_mma(p, &q);
+    if (q.a.dtype == TE_F32 && !te__gemm_plan_turns(p, &q)) return p->result;
     if (!te__gemm_is_aligned(&q)) {
         if (te__gemm_is_small(&q) || !te__gemm_fits_prepare(&q)) return te__gemm_plan_mma(p, &q);
         if (!te__gemm_plan_prepare(p, &q)) return p->result;
@@ -621,6 +660,6 @@ static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_op_grouped_gem
     q.b = te__gemm_side_of(a->b, a->b_transposed);
     if (te__gemm_is_block(a->scaling_a)) q.block = a->along_k ? TE__GEMM_1D_1D : TE__GEMM_1D_2D;
     if (a->k == 0 || p->baseline || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
-    return p->edits_maps && te__gemm_fits_hopper(p, &q) && te__gemm_is_aligned(&q) ? te__gemm_plan_hopper(p, &q)
+    return p->edits_maps && a->a->dtype != TE_F32 && te__gemm_fits_hopper(p, &q) && te__gemm_is_aligned(&q) ? te__gemm_plan_hopper(p, &q)
                                                                                    : te__gemm_plan_mma(p, &q);
 }

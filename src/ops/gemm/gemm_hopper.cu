@@ -1,5 +1,5 @@
 // ops/gemm/gemm_hopper.cu: computes D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper. The operands are
-// bf16, f16 or FP8.
+// bf16, f16, FP8, or f32, which TMA rounds to TF32.
 //
 //          BN
 //       +-------+
@@ -76,7 +76,8 @@
 // the multiple before, and the elements of the previous group are set to 0.
 //
 // Options:
-//          A_DT, B_DT  te_dtypes: both bf16, both f16, or FP8 formats, but not e5m2 for both
+//          A_DT, B_DT  te_dtypes: both bf16, both f16, both f32 (K-major, without GROUPED), or FP8 formats, but not e5m2
+//                      for both
 //          A_T, B_T    1: A is stored as k x m; 1: B is stored as n x k
 //          BN          128, 192 (only with WAVES = 1 and without GROUPED) or 256
 //          WAVES       0: BM is 64; 1 or 2: BM is 128 WAVES; BM + BN <= 384
@@ -130,6 +131,9 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 D_DT=1 GROUPED=2
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1|2 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3 GROUPED=2
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=1 STORE=0|1 D_DT=1 GROUPED=2
+// te:row A_DT=1 B_DT=1 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1|33 D_DT=1
+// te:row A_DT=1 B_DT=1 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=0|1|15 D_DT=1
+// te:row A_DT=1 B_DT=1 A_T=0 B_T=1 BN=128 WAVES=0|1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1
 #include "device/hopper.cuh"
 #include "ops/gemm/groups.cuh"
 
@@ -153,8 +157,9 @@
 #define BM (WAVES ? 128 * WAVES : 64)
 #define SUMS (PINGPONG ? 2 : WAVES ? WAVES : 1) // accumulators of a warpgroup, each 64 x WN
 #define FP8 (A_DT == 4 || A_DT == 5) // numbers of te_dtype, whose names the preprocessor does not know
+#define TF32 (A_DT == 1)
 #define SLAB 128                     // bytes of k
-#define BK (FP8 ? 128 : 64)          // elements of k
+#define BK (FP8 ? 128 : TF32 ? 32 : 64) // elements of k
 #define SLOT ((BM + BN) * SLAB)
 #define SHARE_A (CLUSTER == 2 && (BM > BN || GROUPED == 1))
 #define SHARE_B (CLUSTER == 2 && !SHARE_A)
@@ -181,7 +186,8 @@
 #define ENTRIES 16 // entries for messages between blocks and threads, if GROUPED: see te_entry
 #define TMA_OUT (STORE & 1)
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
-static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
+static_assert((!FP8 && !TF32) || (!A_T && B_T), "fp8 and f32 operands are k-major");
+static_assert(!TF32 || (B_DT == 1 && !GROUPED), "f32 operands are of one product");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
 static_assert(BN != 192 || (WAVES == 1 && !GROUPED), "not of groups");
 static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE), "two waves of one warpgroup are a tile");
@@ -203,6 +209,9 @@ static_assert(!TMA_OUT || !(STORE & 16) || D_DT != 1, "aux is read two values a 
 #define FLAG_B_1 ", 0"
 #if FP8
 #define TYPES "k32.f32." JOIN(TYPE_, A_DT) "." JOIN(TYPE_, B_DT)
+#define FLAGS ", 1, 1"
+#elif TF32
+#define TYPES "k8.f32.tf32.tf32"
 #define FLAGS ", 1, 1"
 #else
 #define TYPES "k16.f32." JOIN(TYPE_, A_DT) "." JOIN(TYPE_, B_DT)

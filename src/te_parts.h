@@ -190,6 +190,7 @@
 #endif
 #include "ops/gemm/kargs.h"
 #include "ops/gemm/op.c"
+#include "ops/gemm/quantize.c"
 #include "ops/gemm/grouped_op.c"
 #include "ops/gemm/cpu.c"
 #include "ops/gemm/grouped_cpu.c"

@@ -591,6 +591,53 @@ static void bench_decoded(bench *b, const shape_list *list, const char *name, te
     family_report(&f);
 }
 
+/* A product that quantizes its rows, and the same as calls of their own. */
+typedef struct quantizing {
+    product p;
+    te__gemm_codes codes;
+} quantizing;
+static void run_quantizing(bench *b, void *arg) { run_ours(b, &((quantizing *)arg)->p); }
+static void run_apart(bench *b, void *arg) {
+    quantizing *q = (quantizing *)arg;
+    te_result result;
+    TE__GEMM_QUANTIZE(result, te_op_, b->te, &q->p.args, &q->codes);
+    if (result == TE_OK) te_op_gemm(b->te, &q->codes.product);
+}
+static void bench_quantizing(bench *b, const char *name, te_quant_kind kind) {
+    family f = TE_ZERO;
+    int i, j;
+    if (!wanted(b, name)) return;
+    f.name = name;
+    for (i = 0; i < with_gemv.count; i++) {
+        const int64_t m = with_gemv.of[i][0], n = with_gemv.of[i][1], k = with_gemv.of[i][2];
+        int64_t size[2], bytes;
+        double seconds[2] = {1, 1}, flops = 2.0 * (double)m * (double)n * (double)k;
+        quantizing q;
+        char shape[64];
+        size[0] = m, size[1] = k;
+        shape_text(shape, m, n, k);
+        te_scope_begin(b->te);
+        if (product_open(b, &q.p, kind, true, TN, TE_BF16, TE_BF16, m, n, k)) {
+            q.p.args.a = te_tensor_normal(b->te, TE_BF16, 2, size, 0, 1);
+            q.p.args.scale_a = q.p.args.amax_a = NULL;
+            q.p.args.quantize_a = kind == TE_QUANT_NVFP4 ? TE_F4E2M1 : TE_F8E4M3;
+            q.p.args.quantize_power_of_two = kind == TE_QUANT_BLOCK;
+            te__gemm_codes_init(&q.codes, b->te, &q.p.args);
+            for (j = 0; j < 3; j++) {
+                te_tensor *memory;
+                bytes = q.codes.bytes[j];
+                memory = te_tensor_empty(b->te, TE_U8, 1, &bytes);
+                q.codes.memory[j].data = memory ? te__data(memory) : NULL;
+            }
+            measure_both(b, run_quantizing, &q, run_apart, &q, seconds);
+            if (te_ok(b->te)) family_add(&f, shape, seconds[1] / seconds[0]);
+            report_against(b, f.name, shape, seconds[0], flops / seconds[0] * 1e-12, flops / seconds[1] * 1e-12, "TFLOP/s", "two launches");
+        }
+        te_scope_end(b->te);
+    }
+    family_report(&f);
+}
+
 /* The cost of cuBLASLt's own epilogue, over its product without one. */
 static void bench_their_epilogue(bench *b, family *f, const char *shape, product *changed, product *plain) {
     double seconds[2] = {1, 1}, flops = 2.0 * (double)changed->args.m * (double)changed->args.n * (double)changed->args.k, difference;
@@ -2219,6 +2266,10 @@ static void measure_all(bench *b) {
     bench_products(b, &with_gemv, "gemv fp8 1x128 by 128x128", TE_QUANT_BLOCK, true, TN, TE_BF16, true, false);
     bench_decoded(b, &with_gemv, "gemv mxfp8", TE_QUANT_MXFP8);
     bench_decoded(b, &with_gemv, "gemv nvfp4", TE_QUANT_NVFP4);
+    bench_quantizing(b, "gemv quantizing current", TE_QUANT_CURRENT);
+    bench_quantizing(b, "gemv quantizing blocks", TE_QUANT_BLOCK);
+    bench_quantizing(b, "gemv quantizing mxfp8", TE_QUANT_MXFP8);
+    bench_quantizing(b, "gemv quantizing nvfp4", TE_QUANT_NVFP4);
     bench_epilogues(b);
     bench_odd(b);
     bench_host(b);

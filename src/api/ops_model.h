@@ -25,6 +25,14 @@
  *                     448, or 256 with e4m3_max_256_a; F_b likewise.
  *                     In a column-wise copy with a Hadamard transform, k is rounded up to a multiple of 16 (padding)
  *   swizzled_scales    for MXFP8 and NVFP4: both scales are in the swizzled layout
+ *   quantize_a  not 0: a is f32, f16 or bf16, contiguous [m, k] with m <= 16. The call quantizes it to codes of this
+ *            format as scaling_a says, with the bits of the operation that does so row-wise: te_op_fp8_quantize,
+ *            te_op_block_quantize (1 x 128), te_op_mxfp8_quantize or te_op_nvfp4_quantize. scale_a and amax_a are
+ *            NULL. On CUDA a call of very few rows is one launch (te_explain)
+ *   quantize_epsilon, quantize_power_of_two  for quantize_a: fields epsilon and power_of_two of te_op_fp8_quantize; for
+ *            blocks epsilon, and the opposite of fp32_scales
+ *   quantize_scale, quantize_amax  for quantize_a with TENSOR: fields scale and amax of te_op_fp8_quantize. No scale =>
+ *            current scaling
  *   aux      [m, n] of D's format: the second tensor of the epilogue (te_epilogue)
  *   bias_gradient  [n] of any float format, optional, written: column sums of the stored D, in f32. Not with accumulate
  *                  or a strided D
@@ -51,6 +59,11 @@ typedef struct te_op_gemm_args {
     bool swizzled_scales;
     bool e4m3_max_256_a, e4m3_max_256_b; /* for NVFP4: the maximum of the block scales of A, or of B, is 256 instead of
                                           * 448 */
+    te_dtype quantize_a;
+    float quantize_epsilon;
+    bool quantize_power_of_two;
+    const te_tensor *quantize_scale;
+    te_tensor *quantize_amax;
 } te_op_gemm_args;
 
 /* Multiplies one pair of matrices for each group (an expert and its tokens). The groups divide the rows of A and D
@@ -282,10 +295,15 @@ typedef struct te_op_rope_args {
  *   rotated   optional [s, b, (H + 2G) * d], given instead of q, k and v, which are then NULL. Receives the packed
  *             projection in the order of qkv, with q and k rotated. `rotated` may be the same tensor as qkv; the
  *             columns of v are then not written
+ *   k_cache, v_cache   optional, given instead of k and v, which are then NULL: caches of qkv's format, into whose rows
+ *         k and v are written as te_op_copy_to_kv_cache does, by cu_seqlens, cache_positions (its start_positions) and
+ *         page_table. Tokens without a place are dropped
  *   angles    the angles by which q and k are rotated */
 typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v, *rotated;
+    te_tensor *k_cache, *v_cache;
+    const te_tensor *cu_seqlens, *cache_positions, *page_table;
     te_qkv_format format;
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;

@@ -14,4 +14,17 @@ TE__BOTH int te__sequence_of(const int *starts, int n, long long row) {
     return first;
 }
 
+/* Finds where token i of the new tokens of sequence b goes in a cache of `pages` pages of page_size rows: *page and
+ * *row. Sequence b has cu[b + 1] - cu[b] new tokens, and start[b] old ones. table has pages_of_each pages of each
+ * sequence; NULL: page b is that of sequence b. Returns false if there is no such token or no place for it. */
+TE__BOTH bool te__cache_place(const int *cu, const int *start, const int *table, int pages_of_each, int page_size,
+                              int pages, int b, long long i, long long *page, long long *row) {
+    const long long to = i + start[b];
+    if (i < 0 || i >= (long long)cu[b + 1] - cu[b]) return false;
+    if (to < 0 || to >= (long long)page_size * pages_of_each) return false;
+    *page = table ? table[(long long)b * pages_of_each + to / page_size] : b;
+    *row = to % page_size;
+    return *page >= 0 && *page < pages;
+}
+
 #endif

@@ -344,10 +344,17 @@ static te_result te__split_backward(te_ctx *te, const void *state, te_tensor *co
     return te_op_qkv_rope_bwd(te, &args);
 }
 
+/* The rows of a cache that keys and values of new tokens are written to (te_op_qkv_rope). */
+typedef struct te__cache_rows {
+    te_tensor *k, *v;
+    const te_tensor *cu_seqlens, *positions, *page_table;
+} te__cache_rows;
+
 /* Copies a packed projection to new tensors: out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d]. In the
- * layout thd, [tokens] replaces [s, b]. */
+ * layout thd, [tokens] replaces [s, b]. If `rows` is not NULL, k and v go there, and out[1] and out[2] have only their
+ * shapes. */
 static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
-                          te_tensor *out[3]) {
+                          const te__cache_rows *rows, te_tensor *out[3]) {
     te__qkv_state state;
     int64_t shape[4];
     int i;
@@ -363,10 +370,18 @@ static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format fo
         shape[2] = i == 0 ? p->heads : p->groups;
         out[i] = te_tensor_empty(qkv->te, qkv->dtype, 4, shape);
         if (!out[i]) return false;
+        out[i]->in_cache = rows && i;
     }
     state.args.q = out[0];
-    state.args.k = out[1];
-    state.args.v = out[2];
+    state.args.k = rows ? NULL : out[1];
+    state.args.v = rows ? NULL : out[2];
+    if (rows) {
+        state.args.k_cache = rows->k;
+        state.args.v_cache = rows->v;
+        state.args.cu_seqlens = rows->cu_seqlens;
+        state.args.cache_positions = rows->positions;
+        state.args.page_table = rows->page_table;
+    }
     if (te_op_qkv_rope(qkv->te, &state.args) != TE_OK ||
         te__qkv_record("split_qkv", qkv, rotary, &state, te__split_backward, out, 3) != TE_OK)
         return false;

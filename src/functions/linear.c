@@ -459,6 +459,18 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
     return xq;
 }
 
+/* Returns whether the product itself may quantize x: nobody keeps, inspects or records the quantized input, and a
+ * decoding step has few rows. Sets *spec. */
+static bool te__linear_input_waits(const te__linear_call *c, const te_tensor *x, te__quant_spec *spec) {
+    const te_ctx *te = x->te;
+    if (x->quantized || te__rows(x) > TE__GEMM_QUANTIZE_ROWS || te->tape.no_grad == te->tape.hidden_no_grad ||
+        c->save_original_input || c->record_alone || te__gathers(&c->parallel, TE_PARALLEL_COLUMN) ||
+        te__quant_of(te)->inspecting || te__functions_of(te)->any_rows)
+        return false;
+    *spec = te__product_spec(c->quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE);
+    return true;
+}
+
 /* Ends a forward pass that fails before its first exchange. If the other ranks wait in an exchange, informs them. */
 static void te__linear_misses(const te__parallel *p, te_result result) {
     if (te__gathers(p, TE_PARALLEL_COLUMN)) te__refuse(p->group, TE__ALL_GATHER, result);
@@ -527,7 +539,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
     const te__parallel *p = &c->parallel;
     const te_recipe *recipe;
     te_ctx *te;
-    bool quantized, block;
+    te__quant_spec spec = TE_ZERO;
+    bool quantized, block, waits = false; /* waits: the product quantizes x */
     int keep = TE_COLUMNWISE;
     int64_t shape[TE_MAX_DIMS];
     te_result result = te__linear_meets(c, te__linear_fits(c) == TE_OK ? TE_OK : TE_ERR_STATE);
@@ -547,8 +560,13 @@ static te_tensor *te__linear(const te__linear_call *c) {
     if (quantized) {
         /* the copy that the backward pass reads */
         keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE;
-        xq = te__linear_input(c, x, keep, &state, &kept);
+        waits = te__linear_input_waits(c, x, &spec);
+        xq = waits ? x : te__linear_input(c, x, keep, &state, &kept);
         w = te__quantized_weight(c, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
+        if (waits && !(w && w->quantized && te__product_quantizes(x, &spec, te__copy_of(w, TE_ROWWISE)))) {
+            waits = false;
+            xq = te__linear_input(c, x, keep, &state, &kept);
+        }
         block = te__recipe_class_of(recipe)->facts & TE__SPLITS_ALWAYS;
         gemm.split_accumulator = block || te__switch(recipe->split_fprop, false);
         state.split_dgrad = block || te__switch(recipe->split_dgrad, true);
@@ -573,7 +591,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
                                  : te__output_place(te, c->y_dtype ? c->y_dtype : x->dtype, x->ndim, shape);
     gemm.bias = bias;
     if (result == TE_OK && !y) result = te_error_code(te);
-    if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);
+    if (result == TE_OK && !c->record_alone)
+        result = waits ? te__product_quantizing(te, x, &spec, w, &gemm) : te__product(te, xq, false, w, true, &gemm);
     /* each rank has computed y from its own columns of x only, so sum over the ranks */
     if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone) result = te__reduce_parts(p, &y, result);
     if (result != TE_OK) return te__frame_return(te, NULL);

@@ -277,7 +277,7 @@ static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te__at
             run->packed = te_tensor_contiguous(x);
             return run->packed && te__packed_views(p, run->packed, format, part) ? TE_OK : te_error_code(m->te);
         }
-        if (!p->keys) return te__split_qkv(x, p, format, NULL, part) ? TE_OK : te_error_code(m->te);
+        if (!p->keys) return te__split_qkv(x, p, format, NULL, NULL, part) ? TE_OK : te_error_code(m->te);
     }
     if (c->qkv_layer && !te__packed_fits(m->te, "qkv_layer", c->qkv_layer, ndim, 3, dim)) return TE_ERR_SHAPE;
     if (c->kv_layer && !te__packed_fits(m->te, "kv_layer", c->kv_layer, ndim, 2, dim)) return TE_ERR_SHAPE;

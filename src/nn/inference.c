@@ -379,6 +379,27 @@ static te_result te__inference_fits(const te_inference_params *c, const char *na
     return TE_OK;
 }
 
+/* Sets *rows to the rows of the cache of `layer` that the step's new keys and values are written to. k and v have the
+ * layout `format`, and `groups` heads of d channels; x is the projection that has them. Returns false if they do not
+ * fit; te_inference_params_step then says why. */
+static bool te__inference_rows(te_inference_params *c, te_module *layer, const te_tensor *x, int groups, int64_t d,
+                               te_qkv_format format, te__cache_rows *rows) {
+    const int64_t n = c->now.num_sequences;
+    te__cached_layer *l;
+    if (format == TE_THD || groups != c->desc.num_heads_kv || d != c->desc.head_dim_k || d != c->desc.head_dim_v ||
+        x->dtype != c->desc.dtype || x->shape[format == TE_BSHD ? 0 : 1] != n ||
+        x->shape[format == TE_BSHD ? 1 : 0] < c->longest)
+        return false;
+    l = te__cached_layer_of(c, layer);
+    if (!l) return false;
+    rows->k = l->k;
+    rows->v = l->v;
+    rows->cu_seqlens = te__inference_cu_seqlens(c);
+    rows->positions = te_inference_params_get_seqlens_pre_step(c);
+    rows->page_table = te__cached_list(c, 3, n, c->pages_of_each);
+    return rows->cu_seqlens && rows->positions && rows->page_table;
+}
+
 TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v,
                                           te_qkv_format format, te_inference_step *step) {
     te_op_copy_to_kv_cache_args a = TE_ZERO;
@@ -407,6 +428,7 @@ TE_API te_result te_inference_params_step(te_inference_params *c, te_module *lay
     a.v = v;
     a.k_cache = step->k = l->k;
     a.v_cache = step->v = l->v;
+    if (k->in_cache && v->in_cache) return TE_OK; /* te__inference_rows */
     a.format = format;
     a.cu_seqlens = step->rule.cu_seqlens_q;
     a.start_positions = before;

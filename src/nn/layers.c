@@ -135,6 +135,15 @@ static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_
     return spec;
 }
 
+/* Returns te__fused_spec for the output of a norm: NULL as well if the GEMM quantizes its few rows on its own, which
+ * has the same bits, since a norm's amax is that of its rounded result. */
+static const te__quant_spec *te__fused_norm_spec(const te__linear_call *c, const te_tensor *x, te__quant_spec *spec) {
+    const te__quant_spec *fused = te__fused_spec(c, spec);
+    te__quant_spec waits;
+    if (!fused || fused->cls->facts & TE__SCALE_GIVEN || !x || !c->weight) return fused;
+    return te__linear_input_waits(c, x, &waits) ? NULL : fused;
+}
+
 /* Returns te__fused_spec for the output of an activation. Returns NULL under delayed scaling if the halves of the gated
  * input are interleaved: delayed scaling needs transposed codes, and no kernel makes transposed codes from such
  * halves. */
@@ -472,8 +481,9 @@ static te_result te__layernorm_linear_run(te_module *m, te_forward_args *args, t
     te_result result = te__linear_begin(m, args, &quant, &call);
     if (result != TE_OK) return result;
     call.microbatch = args->is_first_microbatch; /* te_step_set_is_first_microbatch is for Linear only */
-    call.x = te__norm_run_for(m, &s->norm, args->input, s->returns_norm || normed ? NULL : te__fused_spec(&call, &spec),
-                              &quant, 0);
+    call.x = te__norm_run_for(
+        m, &s->norm, args->input,
+        s->returns_norm || normed ? NULL : te__fused_norm_spec(&call, args->input, &spec), &quant, 0);
     if (normed) *normed = call.x;
     ln_out = te__norm_returned(&call, s->returns_norm && s->gathers_norm);
     result = te__linear_end(m, args, &call, bias);

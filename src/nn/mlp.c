@@ -43,7 +43,8 @@ static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__
     fc2.record_alone = te__runs_again(m);
     fc1.x =
         te__norm_run_for(m, &s->norm, args->input,
-                         s->desc.return_layernorm_output || add ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
+                         s->desc.return_layernorm_output || add ? NULL : te__fused_norm_spec(&fc1, args->input, &spec),
+                         &quant, TE__FC1);
     normed = fc1.x;
     ln_out = te__norm_returned(&fc1, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
     z = te__linear(&fc1);

@@ -120,7 +120,7 @@ static te_result te__chain_linear(te_module *m, te_forward_args *args, void *use
     chain->made = false;
     if (result != TE_OK) return result;
     if (!call.save_original_input)
-        fused = act ? te__fused_act_spec(&call, &act->activation_params, &spec) : te__fused_spec(&call, &spec);
+        fused = act ? te__fused_act_spec(&call, &act->activation_params, &spec) : te__fused_norm_spec(&call, x, &spec);
     if (act) call.act_epilogue = te__activation_row_of(act->activation)->epilogue;
     if (front && te__is_norm(front)) {
         call.x = te__norm_run_for((te_module *)front, (const te__norm_params *)front->state, x, fused, &quant, 0);

@@ -67,6 +67,16 @@ static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__p
     return !later && y && y->buffer && core && te__dpa_of(core) && core->built_in && !core->own_forward &&
            !te__runs_graphs(core) && te__core_reads_packed(core, &args->attention, p);
 }
+/* Returns true if the projection's output y can be written into the cache of the core as it is split and rotated. Sets
+ * *rows. `later`: see te__mha_packs. */
+static bool te__mha_writes_rows(te_module *m, const te_forward_args *args, const te__packing *p, const te_tensor *y,
+                                bool later, te__cache_rows *rows) {
+    const te_attn_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
+    te_module *core = te_module_find(m, "core_attention");
+    return args->attention.inference_params && !later && y && y->buffer && core && te__dpa_of(core) &&
+           core->built_in && !core->own_forward && !te__runs_graphs(core) &&
+           te__inference_rows(args->attention.inference_params, core, y, p->groups, p->head_dim, o->qkv_format, rows);
+}
 static te_tensor *te__as_packed(te_tensor *y, const te__packing *p, int leading) {
     int64_t heads = te__packing_width(p) / p->head_dim, shape[TE_MAX_DIMS];
     int n = leading;
@@ -89,6 +99,8 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
     te__packing p = TE_ZERO;
     te_outputs first, kv;
     te_tensor *y, *parts[3] = {NULL, NULL, NULL};
+    te__cache_rows rows = TE_ZERO;
+    bool writes;
     int i;
     p.heads = (int)te__per_rank(m, o->num_attention_heads);
     p.groups = (int)te__per_rank(m, o->num_gqa_groups);
@@ -105,7 +117,8 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
             core->attention.qkv_layer = te__as_packed(y, &p, leading);
             return core->attention.qkv_layer != NULL;
         }
-        if (!y || !te__split_qkv(y, &p, o->qkv_format, rotary, parts)) return false;
+        writes = te__mha_writes_rows(m, args, &p, y, later, &rows);
+        if (!y || !te__split_qkv(y, &p, o->qkv_format, rotary, writes ? &rows : NULL, parts)) return false;
     } else {
         y = te__project(m, d->input_layernorm ? "layernorm_query" : "query_layer", args->input, args, &first);
         *ln_out = first.ln_out;

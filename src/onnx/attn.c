@@ -158,6 +158,10 @@ static void te__onnx_qkv_rope(te__onnx *g, const te_op_qkv_rope_args *a, const t
     te__onnx_size shape[5];
     int64_t of_group[4], begin = 0;
     int v, i, n = 0, part[3];
+    if (a->k_cache) {
+        te__onnx_refuse(g, "keys and values that go into a cache");
+        return;
+    }
     out[0] = a->q, out[1] = a->k, out[2] = a->v;
     out2[0] = b->q, out2[1] = b->k, out2[2] = b->v;
     r.a = &a->angles;

@@ -422,6 +422,10 @@ static void te__onnx_gemm(te__onnx *g, const te_op_gemm_args *a, const te_op_gem
     m.first = a->m, m.second = b->m;
     n.first = a->n, n.second = b->n;
     k.first = a->k, k.second = b->k;
+    if (a->quantize_a) {
+        te__onnx_refuse(g, "a product that quantizes an operand; te_op_..._quantize it first");
+        return;
+    }
     if (a->epilogue == TE_EPILOGUE_DGELU || a->bias_gradient) {
         te__onnx_refuse(g, "a product of a backward pass");
         return;

@@ -139,11 +139,12 @@ enum {
 #define TE__ARGS_gemm(T, L) \
     T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) \
     T(d, TE__SUM | TE__PART(d, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED) \
-    T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR)) \
+    T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR && !a->quantize_a)) \
     T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) T(bias, TE__IN_FLOAT | TE__OPT) \
     T(aux, TE__AUX | TE__PART(aux, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED) T(bias_gradient, TE__OUT_FLOAT | TE__OPT) \
-    T(amax_a, TE__IN_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4)) \
-    T(amax_b, TE__IN_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4))
+    T(amax_a, TE__IN_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4 && !a->quantize_a)) \
+    T(amax_b, TE__IN_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4)) \
+    T(quantize_scale, TE__IN_F32 | TE__OPT | TE__ONE) T(quantize_amax, TE__INOUT_F32 | TE__OPT | TE__ONE)
 /* Without along_k, only the device knows how many rows of d and aux are written. The other rows keep their old values,
  * which count as read. */
 #define TE__ARGS_grouped_gemm(T, L) \
@@ -185,13 +186,16 @@ enum {
 #define TE__ARGS_rope(T, L) \
     T(x, TE__IN_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT_FLOAT | TE__STRIDED | TE__SAME) TE__ARGS_ROPE_ANGLES(T) \
     T(cu_seqlens, TE__IN_I32 | TE__OPT)
-#define TE__ARGS_QKV(T, packed, parts) \
+#define TE__ARGS_QKV(T, packed, parts, cached) \
     T(qkv, packed | TE__AS_FLOAT | TE__SAME) T(q, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated)) \
-    T(k, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated)) \
-    T(v, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated)) \
+    T(k, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated && !(cached))) \
+    T(v, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated && !(cached))) \
     T(rotated, parts | TE__AS_FLOAT | TE__SAME | TE__OPT) TE__ARGS_ROPE_ANGLES(T)
-#define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
-#define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
+#define TE__ARGS_qkv_rope(T, L) \
+    TE__ARGS_QKV(T, TE__IN, TE__OUT, a->k_cache) T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED | TE__OPT) \
+    T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED | TE__OPT) T(cu_seqlens, TE__IN_I32 | TE__OPT) \
+    T(cache_positions, TE__IN_I32 | TE__OPT) T(page_table, TE__IN_I32 | TE__OPT)
+#define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN, false)
 #define TE__ARGS_ATTN_RULE(T) \
     T(rule.attention_mask, TE__IN | 1 << TE_U8 | TE__STRIDED | TE__OPT) T(rule.cu_seqlens_q, TE__IN_I32 | TE__OPT) \
     T(rule.cu_seqlens_kv, TE__IN_I32 | TE__OPT) T(rule.cu_seqlens_q_padded, TE__IN_I32 | TE__OPT) \
@@ -375,7 +379,8 @@ static void te__args_clear_padding(te_op op, te__any_args *args) {
                  TE__HOLE(nvfp4_dequantize, NVFP4_DEQUANTIZE, swizzled, groups),
                  TE__HOLE(gemm, GEMM, split_accumulator, scale_a),
                  TE__HOLE(gemm, GEMM, epilogue, aux),
-                 TE__TAIL(gemm, GEMM, e4m3_max_256_b),
+                 TE__HOLE(gemm, GEMM, e4m3_max_256_b, quantize_a),
+                 TE__HOLE(gemm, GEMM, quantize_power_of_two, quantize_scale),
                  TE__HOLE(grouped_gemm, GROUPED_GEMM, split_accumulator, scale_a),
                  TE__HOLE(grouped_gemm, GROUPED_GEMM, epilogue, aux),
                  TE__TAIL(grouped_gemm, GROUPED_GEMM, scaling_b),

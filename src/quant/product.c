@@ -16,6 +16,44 @@ static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
     return te__copy_dequantize(x, te__copy_of(x, which)->data ? which : TE_ROWWISE + TE_COLUMNWISE - which, dtype);
 }
 
+/* Returns true if te_op_gemm can quantize the rows of x by `spec` on its own and multiply them by copy b. The caller
+ * sees to it that nobody else reads the quantized x. */
+static bool te__product_quantizes(const te_tensor *x, const te__quant_spec *spec, const te__quant_copy *b) {
+    const te__quant_class *cls = spec->cls;
+    return !x->quantized && te__numel(x) > 0 && te__rows(x) <= TE__GEMM_QUANTIZE_ROWS && te__is_contiguous(x) &&
+           cls->form == TE__FORM_CODES && cls->facts & TE__IN_PRODUCTS && !spec->two_dimensional &&
+           !spec->stochastic && !spec->row_scaled && !spec->four_over_six && !spec->sizes && !spec->x_amax &&
+           !spec->bias_grad && (cls->facts & TE__SCALE_GIVEN || !spec->amax) && te__group_size(spec->group) <= 1 && b &&
+           b->data && te__same_layout(cls, b->cls) && b->swizzled == spec->swizzled && !b->rht;
+}
+
+/* Computes D = x B^T, where the product quantizes x by `spec` (te__product_quantizes). See te__product. */
+static te_result te__product_quantizing(te_ctx *te, te_tensor *x, const te__quant_spec *spec, te_tensor *b,
+                                        te_op_gemm_args *g) {
+    const te__quant_copy *cb = te__copy_of(b, TE_ROWWISE);
+    g->m = te__rows(x);
+    g->k = te__cols(x);
+    g->n = te__rows(b);
+    g->a = x;
+    g->b = cb->data;
+    g->b_transposed = true;
+    g->scale_b = cb->scale;
+    g->amax_b = cb->amax;
+    g->scaling_a = spec->cls->scaling[0];
+    g->scaling_b = te__scaling_kind(cb);
+    g->swizzled_scales = cb->swizzled;
+    g->e4m3_max_256_a = spec->e4m3_max_256;
+    g->e4m3_max_256_b = cb->e4m3_max_256;
+    g->quantize_a = spec->dtype;
+    g->quantize_epsilon = spec->epsilon;
+    g->quantize_power_of_two = te__gemm_is_block(g->scaling_a) ? !spec->fp32_scales : spec->power_of_two;
+    if (spec->cls->facts & TE__SCALE_GIVEN) {
+        g->quantize_scale = spec->scale;
+        g->quantize_amax = spec->amax;
+    }
+    return te_op_gemm(te, g);
+}
+
 /* Computes D = op(A) op(B), and writes D to g->d. The caller sets g->bias, g->accumulate and g->split_accumulator. A is
  * [m, k], or [k, m] if a_transposed. B is [k, n], or [n, k] if b_transposed. A quantized matrix is read from its copy
  * that is contiguous along k. */

@@ -580,3 +580,65 @@ TE_TEST_DEVICES(rope_in_a_graph_keeps_its_frequencies) {
         te_graph_destroy(g);
     }
 }
+
+/* Keys and values that go from the projection into rows of a cache have the bits of a split, a rotation and a copy; rows of no token stay as they are. */
+TE_TEST_DEVICES(rope_into_cache) {
+    static const struct {
+        int64_t s, b;
+        int heads, groups, d, rotary;
+        bool bshd, grouped, paged;
+        te_dtype dtype;
+    } cases[] = {{1, 3, 8, 2, 64, 64, true, true, true, TE_BF16}, {1, 1, 4, 4, 128, 128, true, false, false, TE_BF16}, {5, 2, 6, 3, 40, 16, false, true, true, TE_F16},
+                 {2, 4, 4, 1, 24, 24, true, false, true, TE_F32}, {3, 2, 2, 2, 10, 6, false, false, false, TE_BF16}};
+    for (int i = 0; i < COUNT(cases); i++) {
+        const int64_t s = cases[i].s, b = cases[i].b, pages = cases[i].paged ? 3 * b : b, size = cases[i].paged ? 4 : 12, width = (cases[i].heads + 2 * cases[i].groups) * (int64_t)cases[i].d;
+        const bool bshd = cases[i].bshd;
+        int32_t cu[8] = {0}, starts[8], table[32];
+        te_op_qkv_rope_args two = {0}, one;
+        te_op_copy_to_kv_cache_args copy = {0};
+        test_case("case %d", i);
+        te_scope_begin(te);
+        for (int j = 0; j < b; j++) {
+            cu[j + 1] = cu[j] + (int32_t)(j % 2 && s > 1 ? s - 1 : s); /* a sequence with fewer tokens than rows */
+            starts[j] = 3 + j;
+            for (int k = 0; k < 3; k++) table[3 * j + k] = (int32_t)(3 * ((j + 1) % b) + 2 - k);
+        }
+        two.qkv = test_tensor(te, cases[i].dtype, SHAPE(bshd ? b : s, bshd ? s : b, width), test_normal(s * b * width, 1));
+        two.format = bshd ? TE_BSHD : TE_SBHD;
+        two.num_heads = cases[i].heads, two.num_groups = cases[i].groups, two.head_dim = cases[i].d;
+        two.interleaved_groups = cases[i].grouped;
+        two.angles.rotary_dim = cases[i].rotary;
+        two.angles.interleaved = i == 3;
+        two.angles.start_positions = te_tensor_from_host(te, TE_I32, SHAPE(b), starts);
+        one = two;
+        two.q = test_guarded(te, cases[i].dtype, SHAPE(bshd ? b : s, bshd ? s : b, two.num_heads, two.head_dim));
+        two.k = test_guarded(te, cases[i].dtype, SHAPE(bshd ? b : s, bshd ? s : b, two.num_groups, two.head_dim));
+        two.v = test_guarded(te, cases[i].dtype, SHAPE(bshd ? b : s, bshd ? s : b, two.num_groups, two.head_dim));
+        one.q = test_guarded(te, cases[i].dtype, SHAPE(bshd ? b : s, bshd ? s : b, two.num_heads, two.head_dim));
+        copy.k = two.k, copy.v = two.v;
+        copy.format = two.format;
+        one.cu_seqlens = copy.cu_seqlens = te_tensor_from_host(te, TE_I32, SHAPE(b + 1), cu);
+        one.cache_positions = copy.start_positions = two.angles.start_positions;
+        one.page_table = copy.page_table = cases[i].paged ? te_tensor_from_host(te, TE_I32, SHAPE(b, 3), table) : NULL;
+        const float *old = test_normal(pages * size * two.num_groups * two.head_dim, 2);
+        te_tensor *caches[4];
+        for (int j = 0; j < 4; j++) caches[j] = test_guarded_with(te, cases[i].dtype, SHAPE(pages, size, two.num_groups, two.head_dim), old);
+        copy.k_cache = caches[0], copy.v_cache = caches[1];
+        one.k_cache = caches[2], one.v_cache = caches[3];
+        te_op_qkv_rope(te, &two);
+        te_op_copy_to_kv_cache(te, &copy);
+        te_op_qkv_rope(te, &one);
+        REQUIRE_OK(te);
+        CHECK_BYTES("q", test_read_bytes(one.q), test_read_bytes(two.q), te_tensor_bytes(two.q));
+        for (int j = 0; j < 2; j++) CHECK_BYTES(j ? "v_cache" : "k_cache", test_read_bytes(caches[2 + j]), test_read_bytes(caches[j]), te_tensor_bytes(caches[j]));
+        if (i == 0) {
+            one.k = two.k;
+            te_op_qkv_rope(te, &one);
+            CHECK_ERROR(te, TE_ERR_INVALID, "k and k_cache");
+            one.k = NULL, one.cu_seqlens = NULL;
+            te_op_qkv_rope(te, &one);
+            CHECK_ERROR(te, TE_ERR_INVALID, "belong together");
+        }
+        te_scope_end(te);
+    }
+}

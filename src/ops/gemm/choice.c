@@ -44,6 +44,7 @@ typedef struct te__gemm_problem {
     int phase, phases, first_b; /* where the block scales begin: see te__gemm_kargs */
     bool aligned; /* whether gemm_prepare has copied an operand to aligned rows */
     bool turned;  /* whether an f32 operand has been transposed, so that it is K-major */
+    const te_op_gemm_args *high; /* the call whose A gemv_k quantizes, if `args` are those of its product of codes */
 } te__gemm_problem;
 
 /* Returns the number of bm x bn tiles of D. With groups of rows it is an upper bound, because each group may have one

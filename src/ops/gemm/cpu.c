@@ -313,7 +313,7 @@ static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_op_gemm_args *g
     return g->bias_gradient ? te__cpu_column_sum(te, &sum) : TE_OK;
 }
 
-static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
+static te_result te__cpu_gemm_codes(te_ctx *te, const te_op_gemm_args *g) {
     te__gemm_job job = TE_ZERO;
     int64_t i, j, size;
     size_t bytes;
@@ -347,4 +347,24 @@ static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
     }
     te__free(te, job.a.packed);
     return te__cpu_gemm_bias_gradient(te, g);
+}
+
+/* Quantizes A into memory of its own, and multiplies the codes. */
+static te_result te__cpu_gemm_quantized(te_ctx *te, const te_op_gemm_args *g) {
+    te__gemm_codes c;
+    te_result result = TE_OK;
+    int i;
+    te__gemm_codes_init(&c, te, g);
+    for (i = 0; i < 3; i++) {
+        c.memory[i].data = te__alloc(te, (size_t)te__max(c.bytes[i], 1));
+        if (!c.memory[i].data) result = TE_ERR_OUT_OF_MEMORY;
+    }
+    if (result == TE_OK) TE__GEMM_QUANTIZE(result, te__cpu_, te, g, &c);
+    if (result == TE_OK) result = te__cpu_gemm_codes(te, &c.product);
+    for (i = 0; i < 3; i++)
+        if (c.memory[i].data) te__free(te, c.memory[i].data);
+    return result;
+}
+static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
+    return g->quantize_a && g->m > 0 && g->n > 0 ? te__cpu_gemm_quantized(te, g) : te__cpu_gemm_codes(te, g);
 }

@@ -479,6 +479,28 @@ static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->ar
  * - gemv_mn: at most eight lines of the short operand, and at least 64 of the long one.
  * - gemm_hopper takes a short A with very many aligned lines of B: its ring buffer has more bytes in flight
  *   (tests/bench/notes.md). With a short B its ring buffer would be nearly empty. */
+static int64_t te__gemv_most_shared = 40 * 1024; /* the most bytes of shared memory for the short operand: each block
+                                                  * decodes all of it. Twice as many for MXFP8 of more than four
+                                                  * lines, which registers have twice. Tests set a smaller number */
+enum { TE__GEMV_MOST_HIGH = 15 * 1024 }; /* the most numbers of A that gemv_k quantizes, in each block */
+
+/* Returns the number of values of k in a turn of gemv_k with codes. */
+static int64_t te__gemv_turn(const te__gemm_problem *q) { return q->args->scaling_a == TE_SCALING_NVFP4 ? 256 : 128; }
+/* Returns whether gemv_k can have the short operand in shared memory: few lines of codes, which are aligned. */
+static bool te__gemv_shares(const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
+    const int64_t turn = te__gemv_turn(q), turns = te__div_up(a->k, turn), few = te__min(a->m, a->n),
+                  most = te__gemv_most_shared * (a->scaling_a == TE_SCALING_MXFP8 && few > 4 ? 2 : 1);
+    return (te__is_fp8(q->a.dtype) || q->a.dtype == TE_F4E2M1) && q->a.k_major && q->b.k_major &&
+           te__gemm_is_aligned(q) && turns <= most / (turn * 2) && TE__GEMV_SHARED(few, turns, turn) <= most;
+}
+/* Returns whether gemv_k can read the scales of MXFP8 and NVFP4, if there are any: in words of four. */
+static bool te__gemv_reads_scales(const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
+    return a->scaling_a < TE_SCALING_MXFP8 ||
+           (te__gemm_is_aligned(q) && te__is_aligned(a->scale_a, 4) && te__is_aligned(a->scale_b, 4));
+}
+
 static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool mn) {
     const te_op_gemm_args *a = q->args;
     const bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
@@ -486,8 +508,25 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
     if (TE__GEMM_TUNES || te__min(a->m, a->n) > (!mn && aligned && !q->block ? 16 : 8)) return false;
     if (mn && (te__gemv_x(q)->k_major || size != 2 || lines < 64)) return false;
     if (!mn && (!q->a.k_major || !q->b.k_major || size > 2 || (a->k > 16384 && lines < 4 * sms))) return false;
+    if (!mn && !te__gemv_reads_scales(q)) return false;
     return !(aligned && (mn || plain) && a->m < a->n && te__gemm_fits_hopper(p, q) &&
              lines * size > (mn ? 512 : 192) * sms);
+}
+
+/* Fills in how gemv_k quantizes A. */
+static void te__gemv_fill_high(te__gemv_kargs *v, const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->high;
+    v->g.a = te__data(a->a);
+    v->g.a_dt = a->a->dtype;
+    v->g.lda = a->k;
+    v->g.scale_a = v->g.block_a = NULL;
+    v->scale = te__f32_data(a->quantize_scale);
+    v->amax = te__f32_data(a->quantize_amax);
+    v->epsilon = a->quantize_epsilon;
+    v->power_of_two = a->quantize_power_of_two;
+    v->code_max = a->scaling_a == TE_SCALING_NVFP4 ? (a->e4m3_max_256_a ? 256.0f : 448.0f)
+                                                   : te__block_limit(a->a->dtype);
+    v->vector_x = te__rows_aligned(a->a, a->k, 16);
 }
 
 /* Plans gemv_k or gemv_mn. In gemv_mn, a lane has four lines of the long operand and a block has sixteen warps, if all
@@ -500,16 +539,28 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     int64_t few = te__min(a->m, a->n), lines = te__max(a->m, a->n), sms = te__max(p->num_sms, 1), blocks;
     bool aligned = te__gemm_is_aligned(q);
     te__launch *l = te__plan_launch(p, "gemm", x->k_major ? "gemv_k" : "gemv_mn");
-    te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
+    te__gemv_kargs *v = x->k_major ? TE__KARGS(p, l, te__gemv_kargs) : NULL;
+    te__gemm_kargs *k = v ? &v->g : TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_choice c = TE_ZERO;
+    int64_t shared = 0;
     c.splits = 1;
     if (x->k_major) {
         blocks = te__div_up(lines, 16);
         warps = blocks <= 4 * sms && aligned && !q->block && !scales && few <= 8 ? 16 : 8;
-        te__launch_option(l, "EIGHTS", (int)te__div_up(few, 8));
+        if (scales == 1) te__launch_option(l, "FOURS", few <= 4 ? 1 : few <= 8 ? 2 : 4);
+        else te__launch_option(l, "EIGHTS", (int)te__div_up(few, 8));
         te__launch_option(l, "SCALES", scales);
         te__launch_option(l, "SWIZZLED", scales && a->swizzled_scales);
         te__launch_option(l, "BLOCK", q->block);
+        if (te__gemv_shares(q) && (q->high || scales)) { /* codes of FP8 alone are as quick in registers */
+            shared = TE__GEMV_SHARED(few, te__div_up(a->k, te__gemv_turn(q)), te__gemv_turn(q)) +
+                     TE__GEMV_SUMS(warps, scales == 1 && few <= 4 ? 4 : te__round_up(few, 8));
+            blocks = te__min(blocks, sms * (scales == 1 && few > 8                       ? 1
+                                            : warps == 16 || few > (scales == 1 ? 4 : 8) ? 2
+                                                                                         : 3)); /* resident ones */
+            te__launch_option(l, "SHARED", 1);
+        }
+        if (q->high) te__launch_option(l, "HIGH", q->high->a->dtype);
     } else {
         int piece = lines > 64 * sms ? 8 : 4;
         aligned = (uintptr_t)x->data % (uintptr_t)(2 * piece) == 0 && x->ld % piece == 0;
@@ -527,10 +578,15 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "SHORT_A", x == &q->b);
     te__launch_option(l, "ALIGNED", aligned);
     te__launch_option(l, "WARPS", warps);
-    te__launch_size(l, blocks, c.splits, 1, warps * 32, 0);
+    if (q->high) te__gemv_fill_high(v, q);
+    te__launch_size(l, blocks, c.splits, 1, warps * 32, shared);
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
+    if (q->high)
+        return te__plan_why(p,
+                            "GEMV that quantizes A on its way to shared memory, in each block; codes decoded exactly "
+                            "into f16, to the tensor cores (mma.sync)");
     te__plan_why(p,
                  scales || !te__is_fp8(q->a.dtype)
                      ? TE__GEMM_WHY(q, "straight from memory to the tensor cores (mma.sync): GEMV")
@@ -620,10 +676,8 @@ static te__gemm_side te__gemm_side_of(const te_tensor *x, bool k_major) {
     return side;
 }
 
-static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
+static te__gemm_problem te__gemm_problem_of(const te_op_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
-    if (a->m == 0 || a->n == 0)
-        return a->bias_gradient && a->n && !te__gemm_plan_bias_gradient(p, a, NULL, 0) ? p->result : TE_OK;
     q.args = a;
     q.a = te__gemm_side_of(a->a, !a->a_transposed);
     q.b = te__gemm_side_of(a->b, a->b_transposed);
@@ -635,6 +689,12 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D   ? TE__GEMM_2D_1D
                   : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D
                                                         : TE__GEMM_1D_1D;
+    return q;
+}
+
+/* Plans a product of codes, or of operands that are not quantized. */
+static te_result te__gemm_plan_codes(te__plan *p, const te_op_gemm_args *a) {
+    te__gemm_problem q = te__gemm_problem_of(a);
     if (a->k == 0 || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
     if (!p->baseline && te__gemm_is_gemv(p, &q, false)) return te__gemm_plan_gemv(p, &q);
     if (a->scaling_a >= TE_SCALING_MXFP8 && !te__gemm_plan_prepare(p, &q)) return p->result;
@@ -648,6 +708,34 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
         if (!te__gemm_plan_prepare(p, &q)) return p->result;
     }
     return te__gemm_has_phases(&q) ? te__gemm_plan_phases(p, &q) : te__gemm_plan_hopper(p, &q);
+}
+
+/* Plans a product whose A is quantized by the call: gemv_k, if it is the kernel for the codes as well, so that both
+ * have the same bits; else a launch that quantizes A and a product of codes. */
+static te_result te__gemm_plan_quantized(te__plan *p, const te_op_gemm_args *a) {
+    te__gemm_codes c;
+    te__gemm_problem q;
+    te_result result;
+    int i;
+    te__gemm_codes_init(&c, p->te, a);
+    q = te__gemm_problem_of(&c.product);
+    if (!p->baseline && a->k > 0 && a->m <= a->n && a->m * a->k <= TE__GEMV_MOST_HIGH &&
+        te__gemm_is_gemv(p, &q, false) && te__gemv_shares(&q)) {
+        q.high = a;
+        return te__gemm_plan_gemv(p, &q);
+    }
+    for (i = 0; i < 3; i++) {
+        c.memory[i].data = te__plan_workspace(p, te__max(c.bytes[i], 1));
+        if (!c.memory[i].data) return p->result;
+    }
+    TE__GEMM_QUANTIZE(result, te__cuda_plan_, p, a, &c);
+    return result == TE_OK ? te__gemm_plan_codes(p, &c.product) : result;
+}
+
+static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
+    if (a->m == 0 || a->n == 0)
+        return a->bias_gradient && a->n && !te__gemm_plan_bias_gradient(p, a, NULL, 0) ? p->result : TE_OK;
+    return a->quantize_a ? te__gemm_plan_quantized(p, a) : te__gemm_plan_codes(p, a);
 }
 
 static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_op_grouped_gemm_args *a) {

@@ -31,3 +31,16 @@ TE_DEV te_u32 te_decode_fp4x2(te_u32 codes, int i, te_u32 scale) {
     two = (two & 0x00080008u) << 12 | (two & 0x00070007u) << 6;
     return te_decode_times(te_decode_times(two, 0x7e807e80u), scale);
 }
+
+#define TE_DECODE_FP4 6.103515625e-5f /* 2^-14 */
+// Decodes the eight FP4 codes of a word, times `scale` (two equal f16) and 2^-14, into the f16 pairs of codes (0, 4),
+// (1, 5), (2, 6) and (3, 7). The bits S.EE.M of a code, moved to S.000EE.M000000000, are its value times 2^-14 as f16.
+// A code is a multiple of 2^-1 and an E4M3 scale one of 2^-9, so that the product, of 6 bits, is one of 2^-24: exact.
+TE_DEV void te_decode_fp4x8(te_u32 codes, te_u32 scale, te_u32 out[4]) {
+    te_u32 even = (codes << 4 & 0x80808080u) | (codes << 1 & 0x0e0e0e0eu),
+           odd = (codes & 0x80808080u) | (codes >> 3 & 0x0e0e0e0eu);
+    out[0] = even << 8 & 0xff00ff00u, out[1] = odd << 8 & 0xff00ff00u;
+    out[2] = even & 0xff00ff00u, out[3] = odd & 0xff00ff00u;
+#pragma unroll
+    for (int i = 0; i < 4; i++) asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(out[i]) : "r"(scale));
+}

@@ -3,10 +3,11 @@
 #include "ops/gemm/epilogue.cuh"
 
 // Adds up the sums of all warps in order, applies the epilogue, and stores the results of OF_X lines of the long
-// operand, from line `first` on. A line is a row of A or a column of B. Split s writes to D from row s * m on. WARPS
-// and SHORT_A are options of the kernel.
+// operand, from line `first` on. `scale` is the factor of all of D. A line is a row of A or
+// a column of B. Split s writes to D from row s * m on. WARPS and SHORT_A are options of the kernel.
 template <int OF_X, int FEW, int LINES>
-TE_DEV void te_gemv_finish(const te__gemm_kargs &a, const float (&sums)[WARPS][FEW][LINES], te_i64 first) {
+TE_DEV void te_gemv_finish(const te__gemm_kargs &a, float scale, const float (&sums)[WARPS][FEW][LINES],
+                           te_i64 first) {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < FEW * OF_X; i += 32 * WARPS) {
@@ -16,7 +17,7 @@ TE_DEV void te_gemv_finish(const te__gemm_kargs &a, const float (&sums)[WARPS][F
         float all = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) all += sums[w][other][line];
-        te_gemm_finish(a, te_gemm_scale(a), (SHORT_A ? other : first + line) + blockIdx.y * a.m,
+        te_gemm_finish(a, scale, (SHORT_A ? other : first + line) + blockIdx.y * a.m,
                        SHORT_A ? first + line : other, all);
     }
 }

@@ -14,7 +14,14 @@
 // same. So each lane loads whole pieces of 16 bytes. Of each 64 bytes, lane 4 g + t loads piece t, for lines g and g +
 // 8 of X and for line g of Y.
 //
-// FP8 is decoded into f16. MXFP8 and NVFP4, with their scales, are decoded into bf16. All this is exact.
+// FP8 is decoded into f16, exactly. NVFP4 is decoded with its scales into f16 times 2^-14 (te_decode_fp4x8).
+//
+// The sum over each scaling group of MXFP8 is multiplied by both scales in f32. The pieces of lanes t = 0, 1 are of one
+// group, those of lanes 2, 3 of the next. So of Y a product has four lines, twice: in columns 0 to 3 with zeros in
+// place of the second group, in columns 4 to 7 in place of the first.
+//
+// SHARED: a block decodes Y once, into shared memory, and goes over many tiles of 16 lines of X (gemv_shared.cuh). With
+// HIGH it quantizes Y on the way. Both have the bits of Y in registers, since f16 holds each number exactly.
 //
 // Lines may have any alignment. 16 bytes that are not aligned are shifted together from two aligned pieces.
 //
@@ -24,14 +31,18 @@
 //          A_DT, B_DT  te_dtypes: both bf16, both f16, both fp4, or FP8 formats
 //          SHORT_A     1: A is the short operand
 //          EIGHTS      1: Y has up to 8 lines; 2: Y has up to 16 lines (only with ALIGNED and without BLOCK)
+//          FOURS       MXFP8, in place of EIGHTS: Y has up to so many times four lines: 1, 2, 4
 //          ALIGNED     1: A, B and their lines start at multiples of 16 bytes
 //          WARPS       warps of a block: 16 for a small grid, with ALIGNED and EIGHTS=1, without BLOCK and SCALES;
 //                      otherwise 8, since a thread then has more registers
 //          BLOCK       te__gemm_block_kind: the sum of each turn (128 values of k in FP8) is scaled in f32; 0: none
-//          SCALES      1: scales of MXFP8; 2: scales of NVFP4; row-wise, at block_a and block_b; 0: none
+//          SCALES      1: scales of MXFP8; 2: scales of NVFP4; row-wise, at block_a and block_b; 0: none. With ALIGNED
+//                      alone
 //          SWIZZLED    1: these scales are swizzled
+//          SHARED      1: Y is in shared memory (with FP8, FP4 and ALIGNED alone)
+//          HIGH        te_dtype of Y, which the kernel quantizes to Y's format, with SHARED and SHORT_A; 0: Y has codes
 //
-// Launch: grid ceil(lines of X / 16), block 32 WARPS.
+// Launch: grid ceil(lines of X / 16), block 32 WARPS; SHARED: any grid, TE__GEMV_SHARED bytes of shared memory.
 //
 // te:arch 80
 // te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=16
@@ -43,46 +54,69 @@
 // te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
 // te:row A_DT=4 B_DT=5 BLOCK=3 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=0 EIGHTS=2 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8
-// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8
-// te:row A_DT=5 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=1 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
-// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=1 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0|1 SHORT_A=1 FOURS=1|2|4 ALIGNED=1 WARPS=8
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0|1 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8|16 SHARED=1 HIGH=0|3
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=2 ALIGNED=1 WARPS=8 SHARED=1 HIGH=0|3
+// te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8 SHARED=1 HIGH=0|3
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 SHORT_A=1 FOURS=1|2|4 ALIGNED=1 WARPS=8 SHARED=1 HIGH=0|3
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8 SHARED=1 HIGH=0|3
+// te:row A_DT=5 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=1 SHORT_A=0 FOURS=1 ALIGNED=1 WARPS=8 SHARED=1
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=1 SHORT_A=0 EIGHTS=2 ALIGNED=1 WARPS=8 SHARED=1
 #include "ops/gemm/decode.cuh"
 #include "ops/gemm/gemv.cuh"
 #include "ops/gemm/shift.cuh"
 
+#ifndef SHARED
+#define SHARED 0
+#endif
+#ifndef HIGH
+#define HIGH 0
+#endif
 #define X_DT (SHORT_A ? B_DT : A_DT)
 #define Y_DT (SHORT_A ? A_DT : B_DT)
 #define FP8 (A_DT == 4 || A_DT == 5)
 #define BITS (SCALES == 2 ? 4 : FP8 ? 8 : 16)
-#define PIECE (128 / BITS)  // elements in 16 bytes
-#define TURN (8 * PIECE)    // elements of k in a turn: two steps of four lanes
+#define UNIT (128 / BITS)      // elements in 16 bytes, which a lane loads at a time
+#define UNITS 2                // of a lane in a turn
+#define TURN (4 * UNITS * UNIT) // elements of k in a turn: 128 bytes
+#define CHUNKS (UNIT / 8)      // a chunk is eight elements, two products of a lane
+#if SCALES == 1
+#define SETS FOURS
+#define SET 4
+#else
+#define SETS EIGHTS
+#define SET 8 // lines of Y in a product
+#endif
 // RESIDENT: warps on a multiprocessor, as many as registers allow.
 #define RESIDENT                                                                                                       \
-    ((SCALES == 2 && EIGHTS > 1) || (BLOCK && !ALIGNED) ? 8 : !ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32)
-#define A_2D (BLOCK == 3)   // numbers of te__gemm_block_kind
+    (SHARED ? (WARPS == 16 ? 32 : SETS > 2 ? 8 : SETS > 1 ? 16 : 24)                                                   \
+     : (SCALES && SETS > 1) || (BLOCK && !ALIGNED)   ? 8                                                               \
+     : !ALIGNED || SCALES                            ? 16                                                              \
+     : BLOCK || SETS > 1                             ? 24                                                              \
+                                                     : 32)
+#define A_2D (BLOCK == 3) // numbers of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
-// Both functions load sixteen bytes, which nothing may write while the kernel runs. .L2::256B is faster except for
-// aligned 16-bit elements (tests/bench/notes.md).
+// Loads a unit, which nothing may write while the kernel runs. .L2::256B is faster except for aligned
+// 16-bit elements (tests/bench/notes.md).
 #if BITS == 16 && ALIGNED
 #define FETCH ""
 #else
 #define FETCH ".L2::256B"
 #endif
-TE_DEV uint4 te_gemv_load(const te_u8 *p) {
+template <bool ONCE> TE_DEV uint4 te_gemv_load(const te_u8 *p) {
     uint4 u;
-    asm("ld.global.nc" FETCH ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w) : "l"(p));
+    if (ONCE)
+        asm("ld.global.nc.L1::no_allocate" FETCH ".v4.u32 {%0, %1, %2, %3}, [%4];"
+            : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w)
+            : "l"(p));
+    else
+        asm("ld.global.nc" FETCH ".v4.u32 {%0, %1, %2, %3}, [%4];"
+            : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w)
+            : "l"(p));
     return u;
 }
-TE_DEV uint4 te_gemv_load_once(const te_u8 *p) {
-    uint4 u;
-    asm("ld.global.nc.L1::no_allocate" FETCH ".v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w)
-        : "l"(p));
-    return u;
-}
-
 // A line (row of A or column of B) of an operand. For a number beyond the last line, open() takes the last line; the
 // products for such a number are not stored.
 struct te_gemv_line {
@@ -96,21 +130,20 @@ struct te_gemv_line {
         end = (const te_u8 *)operand + (((lines - 1) * ld + k) * BITS + 7) / 8;
     }
 
-    // Loads sixteen bytes from element `at` on. `at` is a multiple of PIECE. If not ALIGNED, also reads up to 15 bytes
-    // before and behind the sixteen bytes.
-    TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: the bytes stay in the L1 cache, since they are loaded again
+    // Loads the unit of element `at`, a multiple of UNIT. If not ALIGNED, also reads up to 15 bytes before and behind
+    // it. kept: the bytes stay in the L1 cache, since they are loaded again.
+    TE_DEV uint4 load(te_i64 at, bool kept) const {
         const te_u8 *p = from + at * BITS / 8;
         int by = ALIGNED ? 0 : (int)((te_u64)p & 15);
-        uint4 u = !ALIGNED || kept ? te_gemv_load(p - by) : te_gemv_load_once(p);
-        return ALIGNED ? u : te_shift(u, te_gemv_load(p - by + (by ? 16 : 0)), by);
+        uint4 u = !ALIGNED || kept ? te_gemv_load<false>(p - by) : te_gemv_load<true>(p);
+        return ALIGNED ? u : te_shift(u, te_gemv_load<false>(p - by + (by ? 16 : 0)), by);
     }
-    // Loads sixteen bytes as load() does, but the line or the operand may end within them. Bytes beyond the end become
-    // 0.
+    // Loads a unit as load() does, but the line or the operand may end within it. Bytes beyond the end become 0.
     TE_DEV uint4 load_end(te_i64 at, te_i64 k) const {
         const te_u8 *p = from + at * BITS / 8;
-        int by = (int)((te_u64)p & 15), left = k - at < PIECE ? (int)(k - at) : PIECE;
+        int by = (int)((te_u64)p & 15), left = k - at < UNIT ? (int)(k - at) : UNIT;
         te_u32 w[4] = {0, 0, 0, 0};
-        if (left == PIECE && (ALIGNED || p - by + (by ? 32 : 16) <= end)) return load(at, true);
+        if (left == UNIT && (ALIGNED || p - by + (by ? 32 : 16) <= end)) return load(at, true);
 #pragma unroll
         for (int i = 0; i < (BITS == 16 ? 8 : 16); i++) {
             te_u32 v = 0;
@@ -121,121 +154,276 @@ struct te_gemv_line {
         }
         return make_uint4(w[0], w[1], w[2], w[3]);
     }
-    // Returns the scales of the 16 bytes at element `at`, in the form that te_decode_fp8x2 and te_decode_fp4x2 take. 16
-    // bytes have one scale in MXFP8, and two scales in NVFP4. A scale beyond the last one is returned as 0.
-    TE_DEV uint2 scales(te_i64 at, te_i64 k) const {
-        te_u32 r[2] = {0, 0};
-#pragma unroll
-        for (int i = 0; i < SCALES; i++) {
-            te_i64 group = at / (SCALES == 1 ? 32 : 16) + i;
-            if (SCALES == 1 ? at >= k : group * 16 >= k) continue;
-            te_u8 e = scale[te__group_scale_at(SWIZZLED, 0, ld_scale, line, group)];
-            r[i] = SCALES == 1 ? e * 0x0101u : te_decode_fp4_scale(e);
-        }
-        return make_uint2(r[0], r[1]);
+    // Returns the bytes of the N scales from element `at` on, N = 1, 2 or 4, of which all have places in memory. Scales
+    // behind the last one become 0.
+    template <int N> TE_DEV te_u32 scales(te_i64 at, te_i64 k, bool end) const {
+        const te_i64 group = at / (SCALES == 1 ? 32 : 16), last = te_div_up(k, SCALES == 1 ? 32 : 16);
+        if (end && group >= last) return 0;
+        const te_u8 *p = scale + te__group_scale_at(SWIZZLED, 0, ld_scale, line, group);
+        te_u32 r = N == 4 ? *(const te_u32 *)p : N == 2 ? *(const te_u16 *)p : *p;
+        return end && N > last - group ? r & ((1u << 8 * (int)(last - group)) - 1) : r;
     }
 };
 
-// Sixteen bytes of a line, and their scales.
-struct te_gemv_piece {
-    uint4 u;
-    uint2 scales;
-    TE_DEV te_u32 word(int i) const { return i == 0 ? u.x : i == 1 ? u.y : i == 2 ? u.z : u.w; }
-    // Decodes two values of word i. `part` selects them: a word has two such parts in FP8, and four in FP4.
-    template <int DT> TE_DEV te_u32 decoded(int i, int part) const {
-        if (SCALES == 2) return te_decode_fp4x2(word(i), part, i < 2 ? scales.x : scales.y);
-        if (SCALES == 1) return te_decode_fp8x2(word(i), part, DT, scales.x);
-        return te_fp8x2_to_f16(word(i), part, DT);
-    }
-};
-
-// Adds to `sum` the products of 16 bytes of two lines of X and 16 bytes of one line of Y.
-TE_DEV void te_gemv_multiply(float sum[4], const te_gemv_piece &x, const te_gemv_piece &x8, const te_gemv_piece &y) {
-    const int parts = BITS == 16 ? 2 : 16 / BITS; // parts of a word, each two values; words of 16-bit values are taken
-                                                  // in pairs
+// Decodes chunk c of the unit u into four words, each two values of k. `scales`: two E4M3 scales, with NVFP4.
+template <int DT> TE_DEV void te_gemv_decode(uint4 u, int c, te_u32 scales, te_u32 out[4]) {
+    const te_u32 w[4] = {u.x, u.y, u.z, u.w};
+    if (BITS == 4) {
+        te_u32 two = te_fp8x2_to_f16(scales, 0, TE_F8E4M3);
+        te_decode_fp4x8(w[c], __byte_perm(two, 0, c < 2 ? 0x1010 : 0x3232), out);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; i += BITS == 16 ? 2 : 1) {
-#pragma unroll
-        for (int part = 0; part < parts; part += 2) {
-            te_u32 of_x[4], of_y[2];
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                of_x[2 * h] = BITS == 16 ? x.word(i + h) : x.decoded<X_DT>(i, part + h);
-                of_x[2 * h + 1] = BITS == 16 ? x8.word(i + h) : x8.decoded<X_DT>(i, part + h);
-                of_y[h] = BITS == 16 ? y.word(i + h) : y.decoded<Y_DT>(i, part + h);
-            }
-            if (A_DT == 3 || SCALES) te_mma_bf16(sum, of_x, of_y);
-            else te_mma_f16(sum, of_x, of_y);
-        }
+        for (int i = 0; i < 4; i++)
+            out[i] = BITS == 16 ? w[i] : te_fp8x2_to_f16(w[(2 * c + (i >> 1)) & 3], i & 1, DT);
     }
 }
+// Adds to `sum` the products of a chunk of two lines of X and of one line of Y.
+TE_DEV void te_gemv_multiply(float sum[4], const te_u32 x[4], const te_u32 x8[4], const te_u32 y[4]) {
+#pragma unroll
+    for (int h = 0; h < 4; h += 2) {
+        const te_u32 of_x[4] = {x[h], x8[h], x[h + 1], x8[h + 1]}, of_y[2] = {y[h], y[h + 1]};
+        if (A_DT == 3) te_mma_bf16(sum, of_x, of_y);
+        else te_mma_f16(sum, of_x, of_y);
+    }
+}
+#if SHARED
+#include "ops/gemm/gemv_shared.cuh"
+#endif
+
+// Where a lane finds the whole turns of two lines of X: turn * 128 bytes on, and its scales turn * STEP bytes on.
+#define STEP ((SCALES == 1 ? 1 : 4) * (SWIZZLED ? 512 : 4))
+struct te_gemv_place {
+    const te_u8 *codes[2], *scales[2];
+    TE_DEV void open(const te_gemv_line line[2], int t) {
+#pragma unroll
+        for (int l = 0; l < 2; l++) {
+            codes[l] = line[l].from + 16 * t;
+            if (SCALES) scales[l] = line[l].scale + te__group_scale_at(SWIZZLED, 0, line[l].ld_scale, line[l].line, 0);
+            if (SCALES == 2) scales[l] += SWIZZLED ? (t >> 1) * 512 + (t & 1) * 2 : 2 * t;
+        }
+    }
+};
+
+// A lane's part of a turn of X, or of SETS lines of Y.
+template <int LINES> struct te_gemv_turn {
+    uint4 u[UNITS][LINES];
+    te_u32 scale[SCALES == 1 ? 1 : UNITS][LINES]; // MXFP8: the four scales of the turn; NVFP4: both scales of a unit
+    TE_DEV void load(const te_gemv_line line[LINES], te_i64 k, te_i64 last, int t, bool kept, bool end) {
+#pragma unroll
+        for (int i = 0; i < UNITS; i++) {
+            te_i64 at = k + (4 * i + t) * UNIT;
+#pragma unroll
+            for (int l = 0; l < LINES; l++) {
+                u[i][l] = end ? line[l].load_end(at, last) : line[l].load(at, kept);
+                if (SCALES == 2) scale[i][l] = line[l].template scales<2>(at, last, end);
+                if (SCALES == 1 && i == 0) scale[0][l] = line[l].template scales<4>(k, last, end);
+            }
+        }
+    }
+    TE_DEV void load(const te_gemv_place &x, int turn) {
+#pragma unroll
+        for (int l = 0; l < LINES; l++) {
+            const te_u8 *codes = x.codes[l] + (te_i64)turn * 128, *scales = x.scales[l] + (te_i64)turn * STEP;
+#pragma unroll
+            for (int i = 0; i < UNITS; i++) {
+                u[i][l] = te_gemv_load<true>(codes + 64 * i);
+                if (SCALES == 2) scale[i][l] = *(const te_u16 *)(scales + (SWIZZLED ? 1024 : 8) * i);
+            }
+            if (SCALES == 1) scale[0][l] = *(const te_u32 *)scales;
+        }
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
-    te_gemv_k(const __grid_constant__ te__gemm_kargs a) {
+    te_gemv_k(const __grid_constant__ te__gemv_kargs kargs) {
     te_follow();
-    __shared__ float sums[WARPS][8 * EIGHTS][16];
-    const te_i64 lines = SHORT_A ? a.n : a.m, few = SHORT_A ? a.m : a.n, first = (te_i64)blockIdx.x * 16;
-    int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+#if SHARED
+    te_gemv_shared in(kargs);
+    float(*sums)[WARPS][SET * SETS][16] = in.sums;
+#else
+    __shared__ float sums[1][WARPS][SET * SETS][16];
+#endif
+    const te__gemm_kargs &a = kargs.g;
+    const te_i64 lines = SHORT_A ? a.n : a.m, few = SHORT_A ? a.m : a.n;
+    te_i64 first = (te_i64)blockIdx.x * 16;
+    int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3, odd = 0;
     const void *scales_x = SHORT_A ? a.block_b : a.block_a, *scales_y = SHORT_A ? a.block_a : a.block_b;
     const te_i64 ld_scales_x = SHORT_A ? a.ld_block_b : a.ld_block_a,
                  ld_scales_y = SHORT_A ? a.ld_block_a : a.ld_block_b;
-    te_gemv_line x[2], y[EIGHTS];
+    auto open_x = [&](te_gemv_line x[2]) {
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        x[i].open(SHORT_A ? a.b : a.a, SHORT_A ? a.ldb : a.lda, lines, a.k, scales_x, ld_scales_x, first + g + 8 * i);
+        for (int i = 0; i < 2; i++)
+            x[i].open(SHORT_A ? a.b : a.a, SHORT_A ? a.ldb : a.lda, lines, a.k, scales_x, ld_scales_x,
+                      first + g + 8 * i);
+    };
+    const int of_y = SCALES == 1 ? g & 3 : g;                // the lane's line of each set of Y
+    const bool own = SCALES != 1 || (g >> 2) == (t >> 1);    // else the lane has zeros there
+    const int first_y = SCALES == 1 ? 2 * (t & 1) : 2 * t;   // the first of the two lines of a set that `sum` is of
+    const int turns = (int)te_div_up(a.k, TURN);
+    // number of turns (TURN values of k each) whose loads need not check for the end of k
+    const int whole = (int)((ALIGNED ? a.k : a.k - min(a.k, (te_i64)UNIT)) / TURN);
+#if SHARED
+    te_gemv_turn<2> ahead; // the warp's next turn
+    te_gemv_place place;
+    auto load_ahead = [&]() {
+        te_gemv_line x[2];
+        open_x(x);
+        place.open(x, t);
+        if (warp < whole) ahead.load(place, warp);
+    };
+    load_ahead();
+    const float of_all_y = in.fill(kargs);
+    __syncthreads();
+    te_u32 at_y[SETS], at_scale[SETS][2];
+    const te_u32 step_y = own ? TURN * 2 : 0;
 #pragma unroll
-    for (int i = 0; i < EIGHTS; i++)
-        y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
-    // sum[l] has the four sums of lane 4 g + t for lines 8 l to 8 l + 7 of Y:
-    //   sum[l][0]  line g of X,     line 8 l + 2 t of Y        sum[l][1]  line g of X,     line 8 l + 2 t + 1 of Y
-    //   sum[l][2]  line g + 8 of X, line 8 l + 2 t of Y        sum[l][3]  line g + 8 of X, line 8 l + 2 t + 1 of Y
-    float sum[EIGHTS][4] = {};
-    auto take = [&](te_i64 k, bool end) {
-        te_gemv_piece u[2][2], v[2][EIGHTS];
+    for (int l = 0; l < SETS; l++) {
+        at_y[l] = own ? in.line(SET * l + of_y, t) : in.zeros;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            te_i64 at = k + (4 * i + t) * PIECE;
-#pragma unroll
-            for (int l = 0; l < 2; l++)
-                u[i][l].u = end ? x[l].load_end(at, a.k) : x[l].load(at, false), u[i][l].scales = x[l].scales(at, a.k);
-#pragma unroll
-            for (int l = 0; l < EIGHTS; l++)
-                v[i][l].u = end ? y[l].load_end(at, a.k) : y[l].load(at, true), v[i][l].scales = y[l].scales(at, a.k);
-        }
-#pragma unroll
-        for (int l = 0; l < EIGHTS; l++) {
-#if BLOCK
-            float part[4] = {}, of_x[2], of_y[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                of_x[i] = te_gemm_block_scale((const float *)scales_x, SHORT_A ? B_2D : A_2D, ld_scales_x,
-                                              min(first + g + 8 * i, lines - 1) + (SHORT_A ? a.first_b : 0), k >> 7);
-                of_y[i] =
-                    te_gemm_block_scale((const float *)scales_y, SHORT_A ? A_2D : B_2D, ld_scales_y,
-                                        min((te_i64)(8 * l + 2 * t + i), few - 1) + (SHORT_A ? 0 : a.first_b), k >> 7);
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++) te_gemv_multiply(part, u[i][0], u[i][1], v[i][l]);
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                sum[l][e] = fmaf(part[e], te_gemm_block_product(of_x[e / 2], of_y[e % 2]), sum[l][e]);
+        for (int h = 0; h < 2; h++) at_scale[l][h] = in.scale_of(SET * l + first_y + h, SCALES == 1 ? t >> 1 : 0);
+    }
 #else
+    te_gemv_line x[2], y[SETS];
+    open_x(x);
 #pragma unroll
-            for (int i = 0; i < 2; i++) te_gemv_multiply(sum[l], u[i][0], u[i][1], v[i][l]);
+    for (int l = 0; l < SETS; l++)
+        y[l].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, SET * l + of_y);
+#endif
+    // sum[l] has the four sums of lane 4 g + t for lines SET l to SET l + SET - 1 of Y, where j is first_y:
+    //   sum[l][0]  line g of X,     line SET l + j of Y        sum[l][1]  line g of X,     line SET l + j + 1 of Y
+    //   sum[l][2]  line g + 8 of X, line SET l + j of Y        sum[l][3]  line g + 8 of X, line SET l + j + 1 of Y
+    // With MXFP8, lanes 0 and 1 have the sums of the first group of each unit of the quad, lanes 2 and 3 of the second.
+    float sum[SETS][4];
+    auto take = [&](const te_gemv_turn<2> &u, int turn, bool end) {
+        const te_i64 k = (te_i64)turn * TURN;
+        float part[SETS][4] = {};
+#if !SHARED
+        te_gemv_turn<SETS> v;
+        v.load(y, k, a.k, t, true, end);
+        if (!own) {
+#pragma unroll
+            for (int i = 0; i < UNITS; i++)
+#pragma unroll
+                for (int l = 0; l < SETS; l++) v.u[i][l] = make_uint4(0, 0, 0, 0);
+        }
+#endif
+#pragma unroll
+        for (int i = 0; i < UNITS; i++) {
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++) {
+                te_u32 of_x[2][4], w[4];
+#pragma unroll
+                for (int l = 0; l < 2; l++)
+                    te_gemv_decode<X_DT>(u.u[i][l], c, u.scale[SCALES == 1 ? 0 : i][l], of_x[l]);
+#pragma unroll
+                for (int l = 0; l < SETS; l++) {
+#if SHARED
+                    in.chunk(at_y[l] + turn * step_y, i, c, w);
+#else
+                    te_gemv_decode<Y_DT>(v.u[i][l], c, v.scale[SCALES == 1 ? 0 : i][l], w);
+#endif
+                    te_gemv_multiply(BLOCK || SCALES == 1 ? part[l] : sum[l], of_x[0], of_x[1], w);
+                }
+            }
+#if BLOCK || SCALES == 1
+            if (BLOCK && i < UNITS - 1) continue;
+            float s_x[2];
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#if BLOCK
+                s_x[h] = te_gemm_block_scale((const float *)scales_x, SHORT_A ? B_2D : A_2D, ld_scales_x,
+                                             min(first + g + 8 * h, lines - 1) + (SHORT_A ? a.first_b : 0), k >> 7);
+#else
+                s_x[h] = te__e8m0_to_f32((te_u8)(u.scale[0][h] >> (8 * (t >> 1)) >> (16 * i)));
+#endif
+#pragma unroll
+            for (int l = 0; l < SETS; l++) {
+                float s_y[2];
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+#if SHARED && (HIGH || SCALES)
+                    s_y[h] = __uint_as_float(te_lds4(at_scale[l][h] + turn * 16 + (SCALES == 1 ? 8 * i : 0)));
+#else
+                    te_i64 line = min((te_i64)(SET * l + first_y + h), few - 1);
+#endif
+#if SHARED && (HIGH || SCALES)
+#elif BLOCK
+                    s_y[h] = te_gemm_block_scale((const float *)scales_y, SHORT_A ? A_2D : B_2D, ld_scales_y,
+                                                 line + (SHORT_A ? 0 : a.first_b), k >> 7);
+#else
+                    te_gemv_line of = y[0];
+                    of.line = line;
+                    s_y[h] = te__e8m0_to_f32((te_u8)of.scales<1>(k + 64 * i + 32 * (t >> 1), a.k, end));
+#endif
+                }
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+#if BLOCK
+                    sum[l][e] = fmaf(part[l][e], te_gemm_block_product(s_x[e / 2], s_y[e % 2]), sum[l][e]);
+#else
+                    sum[l][e] = fmaf(part[l][e] * s_x[e / 2], s_y[e % 2], sum[l][e]); // no infinity times 0
+#endif
+                    part[l][e] = 0.0f;
+                }
+            }
 #endif
         }
     };
-    te_i64 turn = warp, turns = te_div_up(a.k, TURN);
-    // number of turns (TURN values of k each) whose loads need not check for the end of k
-    te_i64 whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN;
-    const int at_once = RESIDENT == 32 ? 2 : 1;
-#pragma unroll at_once
-    for (; turn < whole; turn += WARPS) take(turn * TURN, false);
 #pragma unroll 1
-    for (; turn < turns; turn += WARPS) take(turn * TURN, true);
+    for (;;) {
+        int turn = warp;
+        bool last = true;
 #pragma unroll
-    for (int l = 0; l < EIGHTS; l++)
+        for (int l = 0; l < SETS; l++) sum[l][0] = sum[l][1] = sum[l][2] = sum[l][3] = 0.0f;
+#if SHARED
+#pragma unroll 1
+        while (turn < whole) { // other warps hide the time of the loads better than more turns in registers do
+            take(ahead, turn, false);
+            turn += WARPS;
+            if (turn < whole) ahead.load(place, turn);
+        }
+#else
+        const int at_once = RESIDENT == 32 ? 2 : 1;
+#pragma unroll at_once
+        for (; turn < whole; turn += WARPS) {
+            te_gemv_turn<2> u;
+            u.load(x, (te_i64)turn * TURN, a.k, t, false, false);
+            take(u, turn, false);
+        }
+#endif
+#pragma unroll 1
+        for (; turn < turns; turn += WARPS) {
+            te_gemv_turn<2> u;
+#if SHARED // x would take registers of the loop above
+            te_gemv_line x[2];
+            open_x(x);
+#endif
+            u.load(x, (te_i64)turn * TURN, a.k, t, false, true);
+            take(u, turn, true);
+        }
+        const te_i64 done = first;
+#if SHARED // the next tile's first turn comes while this tile's sums are added up
+        first += (te_i64)gridDim.x * 16;
+        last = first >= lines;
+        if (!last) {
+            load_ahead();
+        }
+#endif
+        const float power = SCALES == 2 ? 1.0f / (TE_DECODE_FP4 * TE_DECODE_FP4) : 1.0f;
 #pragma unroll
-        for (int e = 0; e < 4; e++) sums[warp][8 * l + 2 * t + e % 2][g + e / 2 * 8] = sum[l][e];
-    te_gemv_finish<16>(a, sums, first);
+        for (int l = 0; l < SETS; l++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float all = sum[l][e] * power;
+                if (SCALES == 1) all += __shfl_xor_sync(0xffffffffu, all, 2);
+                if (SCALES != 1 || t < 2) sums[odd][warp][SET * l + first_y + e % 2][g + e / 2 * 8] = all;
+            }
+#if HIGH
+        te_gemv_finish<16>(a, of_all_y * te_gemm_scale(a), sums[odd], done); // waits for all warps first, so that two
+#else                                                                        // tiles' sums suffice
+        te_gemv_finish<16>(a, te_gemm_scale(a), sums[odd], done);
+#endif
+        if (last) break;
+        odd ^= 1;
+    }
 }

@@ -140,5 +140,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
             int at = PIECE * g + i - by;
             if (at >= 0) sums[warp][2 * t + e][at] = sum[i / 2][i % 2 * 2 + e];
         }
-    te_gemv_finish<STEP>(a, sums, first);
+    te_gemv_finish<STEP>(a, te_gemm_scale(a), sums, first);
 }

@@ -56,6 +56,23 @@ typedef enum te__gemm_block_kind {
     TE__GEMM_1D_2D_SHIFTED = 4
 } te__gemm_block_kind;
 
+/* The arguments of gemv_k, of which those after `g` are for an operand A that the kernel quantizes. */
+typedef struct te__gemv_kargs {
+    te__gemm_kargs g;
+    const float *scale; /* the scale of delayed scaling; NULL: the kernel computes scales */
+    float *amax;        /* delayed scaling: raised to the amax of A; or NULL */
+    float epsilon;
+    float code_max; /* NVFP4: the largest block scale, 448 or 256; blocks of FP8: the limit of te__block_scale */
+    int power_of_two;
+    int vector_x; /* whether rows of A start at multiples of 16 bytes */
+} te__gemv_kargs;
+/* The bytes of shared memory for `few` lines of k values, without the sums of two tiles of 16 lines. Each line has
+ * `turns` turns of `turn` f16, and 64 bytes, so that lines start in different banks. Behind the lines are four f32
+ * scales for each turn, and 256 bytes of zeros. */
+#define TE__GEMV_LINE(turns, turn) ((turns) * (turn) * 2 + 64)
+#define TE__GEMV_SHARED(few, turns, turn) ((few) * (TE__GEMV_LINE(turns, turn) + (turns) * 16) + 256)
+#define TE__GEMV_SUMS(warps, lines) (2 * (warps) * (lines) * 16 * 4 + 128) /* `lines`: of Y, rounded up to whole sets */
+
 /* One operand of gemm_prepare. Rows of `out` start at multiples of 16 bytes, or of 16 bf16 if codes are decoded. */
 typedef struct te__gemm_prepare_side {
     const unsigned char *from;   /* NULL: there is nothing to do, and rows is 0 */

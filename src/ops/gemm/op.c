@@ -39,6 +39,8 @@ static te_result te__gemm_want(te_ctx *te, const char *op, const char *name, con
     return TE_OK;
 }
 
+enum { TE__GEMM_QUANTIZE_ROWS = 16 }; /* the most rows of an A that the call quantizes */
+
 /* ---- formats and scalings ---------------------------------------------------------------------------------------- */
 
 static bool te__gemm_is_block(te_scaling s) { return s == TE_SCALING_BLOCK_1D || s == TE_SCALING_BLOCK_2D; }
@@ -95,8 +97,36 @@ static te_result te__gemm_check_pair(te_ctx *te, const te_op_gemm_args *a) {
     return TE_OK;
 }
 
+/* Checks that the call can quantize A. */
+static te_result te__gemm_check_quantize(te_ctx *te, const te_op_gemm_args *a) {
+    char text[TE__SHAPE_TEXT];
+    const te_dtype d = a->quantize_a;
+    if (!d)
+        return !a->quantize_scale && !a->quantize_amax
+                   ? TE_OK
+                   : te__fail(te, TE_ERR_INVALID, "gemm: quantize_scale and quantize_amax belong to quantize_a");
+    if (!te__is_fp8(d) && d != TE_F4E2M1)
+        return te__fail(te, TE_ERR_DTYPE, "gemm: quantize_a is %s; e4m3, e5m2 and e2m1 are possible", te_dtype_name(d));
+    if (!te__is_float(a->a->dtype))
+        return te__fail(te, TE_ERR_DTYPE, "gemm: quantize_a, and A is %s; f32, f16 or bf16 is needed",
+                        te_dtype_name(a->a->dtype));
+    if (a->m > TE__GEMM_QUANTIZE_ROWS || a->a_transposed || te__rows(a->a) != a->m || te__cols(a->a) != a->k ||
+        !te__is_contiguous(a->a))
+        return te__fail(te, TE_ERR_SHAPE, "gemm: quantize_a, and A is %s; a contiguous [%lld, %lld] of at most %d rows "
+                        "is needed", te__shape_text(a->a, text), (long long)a->m, (long long)a->k,
+                        (int)TE__GEMM_QUANTIZE_ROWS);
+    if (a->scaling_a == TE_SCALING_BLOCK_2D || a->scale_a || a->amax_a ||
+        ((a->quantize_scale || a->quantize_amax) && a->scaling_a != TE_SCALING_TENSOR))
+        return te__fail(te, TE_ERR_INVALID,
+                        "gemm: quantize_a, and A is scaled by %s, with%s scale_a or amax_a%s; blocks are 1 x 128, the "
+                        "call makes scales and amaxes, and a scale is given with TENSOR alone",
+                        te__gemm_scaling_name(a->scaling_a), a->scale_a || a->amax_a ? "" : "out",
+                        a->quantize_scale || a->quantize_amax ? ", with quantize_scale or quantize_amax" : "");
+    return TE_OK;
+}
+
 static te_result te__gemm_check_formats(te_ctx *te, const te_op_gemm_args *a) {
-    te_dtype ad = a->a->dtype, bd = a->b->dtype;
+    te_dtype ad = a->quantize_a ? a->quantize_a : a->a->dtype, bd = a->b->dtype;
     const char *an = te_dtype_name(ad), *bn = te_dtype_name(bd), *scaling = te__gemm_scaling_name(a->scaling_a);
     bool narrow = ad == TE_F4E2M1 && bd == TE_F4E2M1, fp8 = te__is_fp8(ad) && te__is_fp8(bd);
     if (ad == TE_F8E5M2 && bd == TE_F8E5M2)
@@ -190,9 +220,11 @@ static te_result te__check_gemm(te_ctx *te, te_op_gemm_args *a) {
                             : te__gemm_want(te, "gemm", "B", a->b, a->k, a->n, "[k, n]");
     if (r == TE_OK) r = te__gemm_want(te, "gemm", "D", a->d, a->m, a->n, "[m, n]");
     if (r == TE_OK) r = te__gemm_check_pair(te, a);
+    if (r == TE_OK) r = te__gemm_check_quantize(te, a);
     if (r == TE_OK) r = te__gemm_check_formats(te, a);
     if (r == TE_OK) r = te__gemm_check_epilogue(te, a);
-    if (r == TE_OK) r = te__gemm_check_scale(te, "scale_a", a->scale_a, a->scaling_a, a->a_transposed, a->m, a->k);
+    if (r == TE_OK && !a->quantize_a)
+        r = te__gemm_check_scale(te, "scale_a", a->scale_a, a->scaling_a, a->a_transposed, a->m, a->k);
     if (r == TE_OK) r = te__gemm_check_scale(te, "scale_b", a->scale_b, a->scaling_b, !a->b_transposed, a->n, a->k);
     if (r == TE_OK && a->amax_a && te__numel(a->amax_a) != 1) r = te__want_numel(te, "gemm", "amax_a", a->amax_a, a->m);
     if (r == TE_OK && a->amax_b && te__numel(a->amax_b) != 1) r = te__want_numel(te, "gemm", "amax_b", a->amax_b, a->n);

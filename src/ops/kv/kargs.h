@@ -69,7 +69,7 @@ TE__BOTH long long te__mask_row_keys(const te__causal_mask_kargs *a, long long i
  * of row `at`, and *t to the row's index along x's tokens. Returns false if the row is padding or does not fit. */
 TE__BOTH bool te__kv_place(const te__kv_copy_kargs *a, long long at, int *b, long long *t, long long *page,
                            long long *row) {
-    long long i, to;
+    long long i;
     if (a->packed) {
         *b = te__sequence_of(a->cu, a->sequences, at);
         *t = at;
@@ -78,13 +78,7 @@ TE__BOTH bool te__kv_place(const te__kv_copy_kargs *a, long long at, int *b, lon
         *b = (int)(a->batch_first ? at / a->rows_of_each : at % a->sequences);
         *t = i = a->batch_first ? at % a->rows_of_each : at / a->sequences;
     }
-    to = i + a->start[*b];
-    if (i < 0 || i >= (long long)a->cu[*b + 1] - a->cu[*b] || to < 0 ||
-        to >= (long long)a->page_size * a->pages_of_each)
-        return false;
-    *page = a->table ? a->table[(long long)*b * a->pages_of_each + to / a->page_size] : *b;
-    *row = to % a->page_size;
-    return *page >= 0 && *page < a->pages;
+    return te__cache_place(a->cu, a->start, a->table, a->pages_of_each, a->page_size, a->pages, *b, i, page, row);
 }
 
 #endif

@@ -66,11 +66,13 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
             int h, part = te__rope_part(a, head, &h);
             const te__rope_view *one = views[a->whole ? 0 : part], *src = a->gather ? one : &a->packed,
                                 *dst = a->gather ? &a->packed : one;
-            const int64_t in_one = t * one->s + b * one->b + (a->whole ? head : h) * one->h,
+            long long of_t = t, of_b = b;
+            const bool placed = !a->cached || part == 0 || te__rope_cache_place(a, t, b, &of_t, &of_b);
+            const int64_t in_one = of_t * one->s + of_b * one->b + (a->whole ? head : h) * one->h,
                           in_packed = t * a->packed.s + b * a->packed.b + head * a->packed.h;
             const int64_t from = a->gather ? in_one : in_packed, to = a->gather ? in_packed : in_one;
             /* The rotated channels are processed all at once, the others in pieces that fit into the array x. */
-            for (c = 0; c < a->d;) {
+            for (c = 0; placed && c < a->d;) {
                 const int64_t n = c == 0 && a->half ? 2 * a->half : te__min(a->d - c, TE__COUNT(x));
                 te__load_row(src->p, (te_dtype)src->dt, from + c, n, x);
                 if (c == 0 && part < 2) te__rope_rotate(a, &turn, x);

@@ -28,9 +28,11 @@ static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
         te__launch_option(l, "X_DT", a->q.dt);
         te__launch_option(l, "X_VECTOR", 1);
         te__launch_option(l, "X_FREQS", a->has_freqs);
+        te__launch_option(l, "X_CACHED", a->cached);
     }
     te__launch_size(l, te__div_up(tokens, k->tokens), 1, 1, TE__ROPE_THREADS,
                     (a->has_freqs ? 16 : 8) * (int64_t)k->tokens * a->half);
+    if (a->cached) return te__plan_why(p, "rotated on the way from the projection into the rows of the caches");
     return te__plan_why(p, k->vector ? "eight channels a thread" : "general: one channel pair at a time");
 }
 

@@ -18,7 +18,11 @@ enum { TE__ROPE_IN_PLACE = 2 };
 /* The arguments of the kernel. te_rope reads `packed` and writes `q`. The other operations split `packed` into q, k and
  * v, or make `packed` from them. */
 typedef struct te__rope_kargs {
-    te__rope_view packed, q, k, v;
+    te__rope_view packed, q, k, v; /* with `cached`, k and v are caches, whose steps s, b and h are those from one page,
+                                    * row and head to the next */
+    int cached;
+    int pages, page_size, pages_of_each; /* with `cached`; these and the next ones as in te__cache_place */
+    const int *cache_cu, *cache_start, *cache_table;
     const int *start;        /* [batch], or [sequences] if `cu` is given: a number for each sequence, added to the
                               * positions of its tokens; or NULL */
     const int *cu;           /* [sequences + 1]: the first token of each sequence. One batch entry has all sequences,
@@ -61,6 +65,12 @@ TE__BOTH int te__rope_heads(const te__rope_kargs *a) {
 /* Returns the index in `packed` of the n-th processed head. */
 TE__BOTH int te__rope_packed_head(const te__rope_kargs *a, int n) {
     return a->whole == TE__ROPE_IN_PLACE && a->grouped ? n + n / (a->heads / a->groups + 1) : n;
+}
+
+/* Finds the place of token t of sequence b in the caches. Returns false if it has none, and is not to be written. */
+TE__BOTH bool te__rope_cache_place(const te__rope_kargs *a, int t, int b, long long *page, long long *row) {
+    return te__cache_place(a->cache_cu, a->cache_start, a->cache_table, a->pages_of_each, a->page_size, a->pages, b, t,
+                           page, row);
 }
 
 /* Returns the index of token t in its whole sequence. Context parallelism cuts the sequence into 2 * cp_size chunks. A

@@ -143,7 +143,11 @@ static te_result te__qkv_rope_check_parts(te_ctx *te, const char *op, const te_o
     part[1] = a->k;
     part[2] = a->v;
     for (i = 0; i < 3; i++) {
-        if (!a->rotated) r = te__want_heads(te, op, names[i], part[i]);
+        if (a->k_cache && i > 0) {
+            if (part[i])
+                return te__fail(te, TE_ERR_INVALID, "%s: %s and k_cache are given; leave one of them NULL", op,
+                                names[i]);
+        } else if (!a->rotated) r = te__want_heads(te, op, names[i], part[i]);
         else if (part[i])
             r = te__fail(
                 te, TE_ERR_INVALID,
@@ -165,13 +169,45 @@ static te_result te__qkv_rope_check_parts(te_ctx *te, const char *op, const te_o
     }
     memcpy(shape, a->q->shape, 4 * sizeof(int64_t));
     shape[3] = a->head_dim;
-    for (i = 0; i < 3; i++) {
+    for (i = 0; i < (a->k_cache ? 1 : 3); i++) {
         shape[2] = i == 0 ? a->num_heads : a->num_groups;
         if (memcmp(shape, part[i]->shape, 4 * sizeof(int64_t)) != 0)
             return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %d heads in %d groups it must be %s", op, names[i],
                             te__shape_text(part[i], text), a->num_heads, a->num_groups, te__dims_text(4, shape, want));
     }
     return TE_OK;
+}
+/* Checks the caches that have the place of k and v, for b sequences. */
+static te_result te__qkv_rope_check_caches(te_ctx *te, const char *op, const te_op_qkv_rope_args *a, int64_t b) {
+    char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT];
+    const te_tensor *const cache[2] = {a->k_cache, a->v_cache};
+    te_result r = TE_OK;
+    int i;
+    if (!a->k_cache && !a->v_cache && !a->cu_seqlens && !a->cache_positions && !a->page_table) return TE_OK;
+    if (!a->k_cache || !a->v_cache || !a->cu_seqlens || !a->cache_positions || a->rotated)
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: k_cache, v_cache, cu_seqlens and cache_positions belong together, and to no `rotated`; "
+                        "give all four or none",
+                        op);
+    for (i = 0; i < 2 && r == TE_OK; i++) {
+        r = te__want_heads(te, op, i ? "v_cache" : "k_cache", cache[i]);
+        if (r == TE_OK && (cache[i]->shape[2] != a->num_groups || cache[i]->shape[3] != a->head_dim ||
+                           cache[i]->dtype != a->qkv->dtype || cache[i]->shape[0] != a->k_cache->shape[0] ||
+                           cache[i]->shape[1] != a->k_cache->shape[1]))
+            r = te__fail(te, TE_ERR_SHAPE,
+                         "%s: k_cache is %s and v_cache %s; [pages, page_size, %d, %d] in %s is needed", op,
+                         te__shape_text(a->k_cache, x), te__shape_text(a->v_cache, y), a->num_groups, a->head_dim,
+                         te_dtype_name(a->qkv->dtype));
+    }
+    if (r == TE_OK) r = te__want_numel(te, op, "cu_seqlens", a->cu_seqlens, b + 1);
+    if (r == TE_OK) r = te__want_numel(te, op, "cache_positions", a->cache_positions, b);
+    if (r == TE_OK && a->page_table && (a->page_table->ndim != 2 || a->page_table->shape[0] != b))
+        r = te__fail(te, TE_ERR_SHAPE, "%s: page_table is %s; [%lld, pages of each sequence] is needed", op,
+                     te__shape_text(a->page_table, x), (long long)b);
+    if (r == TE_OK && !a->page_table && a->k_cache->shape[0] < b)
+        r = te__fail(te, TE_ERR_SHAPE, "%s: k_cache is %s; without page_table its first size is at least %lld", op,
+                     te__shape_text(a->k_cache, x), (long long)b);
+    return r;
 }
 static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_args *a) {
     int64_t shape[4];
@@ -182,6 +218,7 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_a
                             ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim,
                             a->rotated ? "rotated" : "q", a->rotated ? a->rotated : a->q);
     if (r == TE_OK) r = te__want_format(te, op, a->format);
+    if (r == TE_OK) r = te__qkv_rope_check_caches(te, op, a, shape[1 - seq]);
     return r == TE_OK && !a->no_rope
                ? te__rope_check_angles(te, op, &a->angles, false, shape[seq], shape[1 - seq], a->head_dim)
                : r;
@@ -280,6 +317,17 @@ static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a
     if (a->rotated) {
         k->q = te__rope_packed_view(k, a->rotated);
         k->whole = te__data(a->rotated) == te__data(a->qkv) && te__data(a->qkv) ? TE__ROPE_IN_PLACE : 1;
+    } else if (a->k_cache) {
+        k->q = te__rope_view_of(a->q, a->format);
+        k->k = te__rope_view_of(a->k_cache, TE_SBHD); /* pages, rows */
+        k->v = te__rope_view_of(a->v_cache, TE_SBHD);
+        k->cached = 1;
+        k->pages = (int)a->k_cache->shape[0];
+        k->page_size = (int)a->k_cache->shape[1];
+        k->pages_of_each = a->page_table ? (int)a->page_table->shape[1] : 1;
+        k->cache_cu = te__int_data(a->cu_seqlens);
+        k->cache_start = te__int_data(a->cache_positions);
+        k->cache_table = te__int_data(a->page_table);
     } else {
         k->q = te__rope_view_of(a->q, a->format);
         k->k = te__rope_view_of(a->k, a->format);

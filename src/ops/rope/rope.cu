@@ -13,14 +13,16 @@
 // With freqs x and y have one angle each, and the transposed rotation exchanges their sines. A token whose position has
 // no row in freqs becomes NaN.
 //
+// CACHED: k and v are rows of caches.
+//
 // Options: X_DT is the te_dtype of all tensors; without it each tensor has its own. X_VECTOR replaces a.vector. X_FREQS
-// replaces a.has_freqs.
+// replaces a.has_freqs, and X_CACHED a.cached.
 // Benchmark: "rotary embedding" in tests/bench/h200.csv.
 //
 // Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes, or 16 * tokens * half
 // bytes with freqs. With `vector` all addresses are multiples of 16 bytes; all strides, d and half are multiples of 8.
 // te:baseline
-// te:row X_DT=1|2|3 X_VECTOR=1 X_FREQS=0|1
+// te:row X_DT=1|2|3 X_VECTOR=1 X_FREQS=0|1 X_CACHED=0|1
 #include "device/vector.cuh"
 #include "base/sequences.h"
 #include "ops/rope/kargs.h"
@@ -31,10 +33,12 @@
 #define DT_OF(view) X_DT
 #define VECTOR X_VECTOR
 #define FREQS X_FREQS
+#define CACHED X_CACHED
 #else
 #define DT_OF(view) ((view).dt)
 #define VECTOR a.vector
 #define FREQS a.has_freqs
+#define CACHED a.cached
 #endif
 
 // The tokens of the block. Each token has an outer and an inner index. If batch_first is set, the outer index is the
@@ -104,7 +108,7 @@ struct te_rope_walk {
 template <int W> struct te_rope_unit {
     te_raw<TE_ANY, W> x, y;
     void *dst;
-    te_i64 to;
+    te_i64 to; // -1: the unit is not stored
     int turn; // index of the first angle in shared memory; the next ones follow in steps of half / W; -1: no rotation
     int cx, cy, src_dt, dst_dt; // cx, cy: the channels of x and y; cy -1: there is no y
 
@@ -123,11 +127,13 @@ template <int W> struct te_rope_unit {
             h -= part == 0 ? 0 : part == 1 ? a.heads : a.heads + a.groups;
         }
         const te__rope_view &one = part == 0 || a.whole ? a.q : part == 1 ? a.k : a.v;
-        const te_i64 in_one = where_t * one.s + where_b * one.b + (a.whole ? packed_head : h) * one.h;
+        te_i64 of_t = where_t, of_b = where_b;
+        const bool placed = !CACHED || part == 0 || te__rope_cache_place(&a, where_t, where_b, &of_t, &of_b);
+        const te_i64 in_one = of_t * one.s + of_b * one.b + (a.whole ? packed_head : h) * one.h;
         const te_i64 in_packed = where_t * a.packed.s + where_b * a.packed.b + packed_head * a.packed.h;
         const te_i64 from = a.gather ? in_one : in_packed;
         const void *src = a.gather ? one.p : a.packed.p;
-        to = a.gather ? in_packed : in_one, dst = a.gather ? a.packed.p : one.p;
+        to = a.gather ? in_packed : placed ? in_one : -1, dst = a.gather ? a.packed.p : one.p;
         src_dt = a.gather ? DT_OF(one) : DT_OF(a.packed), dst_dt = a.gather ? DT_OF(a.packed) : DT_OF(one);
         if (unit >= pairs) { // channels that are not rotated
             cx = (unit + pairs) * W, cy = turn = -1;
@@ -166,6 +172,7 @@ template <int W> struct te_rope_unit {
                 }
             }
         }
+        if (CACHED && to < 0) return;
         te_rope_store<W>(dst, to + cx, dst_dt, u);
         if (cy >= 0) te_rope_store<W>(dst, to + cy, dst_dt, v);
     }

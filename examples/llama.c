@@ -182,9 +182,10 @@ static void open_model(void) {
 }
 static int64_t vocabulary_of_model(void) { return te_tensor_shape(te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight"))[0]; }
 
-/* Logits [1, n, V] of n ids that follow on those of the cache, if there is one. */
-static te_tensor *logits_of(const int32_t *ids, int n, te_kv_cache *cache) {
-    te_forward_args args = {.input = te_tensor_from_host(te, TE_I32, 2, (int64_t[]){1, n}, ids), .kv_cache = cache};
+static te_tensor *tensor_of(const int32_t *ids, int n) { return te_tensor_from_host(te, TE_I32, 2, (int64_t[]){1, n}, ids); }
+/* Logits [1, n, V] of ids [1, n] that follow on those of the cache, if there is one. */
+static te_tensor *logits_of(te_tensor *ids, te_kv_cache *cache) {
+    te_forward_args args = {.input = ids, .kv_cache = cache};
     te_autocast_begin(te, &(te_autocast_desc){.recipe = recipe.kind ? &recipe : NULL, .disabled = !recipe.kind});
     te_tensor *logits = te_forward_with(model, &args);
     te_autocast_end(te);
@@ -231,7 +232,7 @@ static void evaluate(sequences *s) {
         char name[32];
         sequence *q = &s->all[i];
         te_scope_begin(te);
-        te_tensor *y = logits_of(q->ids, q->n, NULL);
+        te_tensor *y = logits_of(tensor_of(q->ids, q->n), NULL);
         if (q->n > 1) {
             te_tensor *loss = te_scale(loss_of(y, q), (float)((q->n - 1) / s->targets));
             sum += te_tensor_item(loss);
@@ -262,34 +263,52 @@ static void tell_time(double since) { /* of work that has been waited for */
 
 /* ---- continuing sequences ---- */
 
-static int32_t most_likely(te_tensor *logits, float *row) {
-    const int64_t *shape = te_tensor_shape(logits);
-    int32_t best = 0;
-    te_tensor_to_f32(te_tensor_narrow(logits, 1, shape[1] - 1, 1), row);
-    for (int32_t i = 1; i < shape[2]; i++)
-        if (row[i] > row[best]) best = i;
-    return best;
+/* Writes the most likely id after `ids` to `id`. */
+static void step(te_tensor *ids, te_kv_cache *cache, te_tensor *id) {
+    te_scope_begin(te);
+    te_tensor *logits = logits_of(ids, cache);
+    check();
+    te_tensor_copy(id, te_argmax(te_tensor_narrow(logits, 1, te_tensor_shape(logits)[1] - 1, 1)));
+    te_scope_end(te);
 }
 /* The length up to which a cache may grow: sequences beyond it rotate their first keys in another way, too (LongRoPE). */
 static int64_t longest_cached(void) {
     const te_rope_scaling *r = &((const te_causal_lm_desc *)te_module_state(model))->rotary.scaling;
     return r->type == TE_ROPE_LONGROPE ? r->original_max_position_embeddings : INT64_MAX;
 }
-static void generate(sequence *s, float *row) {
+static void generate(sequence *s) {
     te_kv_cache *cache = opt.no_cache ? NULL : te_kv_cache_create(model, 1, s->n + opt.generate);
-    for (int i = 0, seen = 0; i < opt.generate; i++) {
+    te_tensor *id = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){1, 1}); /* the newest one: a step with a cache reads it, and writes the next one */
+    te_graph *graph = NULL;
+    for (int i = 0, seen = 0, ran = 0; i < opt.generate; i++) {
         double start = now();
-        te_scope_begin(te);
         if (cache && seen <= longest_cached() && s->n > longest_cached()) te_kv_cache_truncate(cache, seen = 0);
-        te_tensor *logits = logits_of(s->ids + seen, s->n - seen, cache);
+        if (!cache || seen == 0) {
+            te_scope_begin(te);
+            step(tensor_of(s->ids, s->n), cache, id);
+            te_scope_end(te);
+            te_graph_destroy(graph);
+            graph = NULL;
+            ran = 0;
+        } else if (!ran) { /* compiles the kernels, which a capture cannot do */
+            step(id, cache, id);
+            ran = 1;
+        } else {
+            if (!graph) {
+                te_graph_begin(te);
+                step(id, cache, id);
+                graph = te_graph_end(te);
+            }
+            te_graph_launch(graph);
+        }
+        te_tensor_to_host(id, &s->ids[s->n]);
         check();
-        s->ids[s->n] = most_likely(logits, row);
         tell_time(start);
         if (cache) seen = s->n;
         printf("%s%d", i ? " " : "", (int)s->ids[s->n++]);
-        te_scope_end(te);
     }
     printf("\n");
+    te_graph_destroy(graph);
     te_kv_cache_destroy(cache);
 }
 
@@ -309,7 +328,7 @@ static void train(sequences *s) {
         const sequence *q = &s->all[step % s->count];
         double start = now();
         te_scope_begin(te);
-        te_tensor *loss = loss_of(logits_of(q->ids, q->n, NULL), q);
+        te_tensor *loss = loss_of(logits_of(tensor_of(q->ids, q->n), NULL), q);
         te_backward(loss);
         te_optimizer_step(adam);
         printf("step %d loss %.9g\n", step + 1, te_tensor_item(loss));
@@ -333,11 +352,13 @@ int main(int argc, char **argv) {
     if (opt.train) {
         train(&s);
     } else if (opt.generate) {
-        float *row = malloc((size_t)vocabulary_of_model() * sizeof *row);
         te_no_grad_begin(te);
-        for (int i = 0; i < s.count; i++) generate(&s.all[i], row);
+        for (int i = 0; i < s.count; i++) {
+            te_scope_begin(te);
+            generate(&s.all[i]);
+            te_scope_end(te);
+        }
         te_no_grad_end(te);
-        free(row);
     } else {
         evaluate(&s);
     }

@@ -1111,6 +1111,18 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_bwd.rule.block_mask = te_tensor_from_host(te, TE_U8, 4, (const int64_t[]){1, 1, 3, 3}, (const unsigned char[]){1, 0, 2, 0, 1, 0, 2, 0, 0});
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
+        CALL(156, ARGMAX, "the largest of each row")
+        c->args.argmax.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.argmax.out = call_out(c, te, TE_I32, 1, (const int64_t[]){M});
+        c->tolerance = 0;
+        break;
+        CALL(157, ADVANCE_KV_CACHE, "numbers of the next step of a cache")
+        c->args.advance_kv_cache.start_positions = call_out(c, te, TE_I32, 1, three);
+        c->args.advance_kv_cache.cu_seqlens_q = call_out(c, te, TE_I32, 1, (const int64_t[]){4});
+        c->args.advance_kv_cache.cu_seqlens_kv = call_out(c, te, TE_I32, 1, (const int64_t[]){4});
+        c->args.advance_kv_cache.added = 5;
+        c->args.advance_kv_cache.step = 1;
+        break;
         CALL(107, DETECT_CAUSAL_MASK, "is a mask causal")
         c->args.detect_causal_mask.mask = call_causal_mask(te, 77);
         c->args.detect_causal_mask.causal = call_out(c, te, TE_I32, 1, one);

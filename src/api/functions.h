@@ -45,6 +45,10 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
 /* Returns residual + x / (1 - p) or, with probability p, only `residual` (stochastic depth). One random number is drawn
  * for each index of x's first dimension. residual may be NULL. */
 TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p);
+/* Returns the index of the largest element of each row of x [.., N], i32 [..] ([1] for x [N]): the lowest index, if
+ * several are equal. NaN counts as larger than all numbers, as in torch.argmax. Not differentiable. TE_ERR_SHAPE for
+ * rows without elements. */
+TE_API te_tensor *te_argmax(te_tensor *x);
 /* Returns the rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. TE_ERR_INVALID for ids outside 0 .. V-1: on
  * the CPU from this call, on a GPU from the next call that waits (te_synchronize). */
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);

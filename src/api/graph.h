@@ -16,6 +16,7 @@
  * order. Some host state advances with each launch, as if the calls were made:
  * - the random state; te_seed between two launches takes effect;
  * - an optimizer's number of steps, and its learning rate as te_optimizer_set_lr last set it;
+ * - the length of a KV cache (te_kv_cache) that a forward in the graph extends;
  * - the versions of written tensors, by which cached quantized weights and master weights notice a write.
  * All other decisions of the host are made once, in the capture: which modules run, shapes, recipes, te_microbatch,
  * te_module_train, factors and other numbers in args. A number that changes between launches must be in a tensor. Raw
@@ -52,7 +53,7 @@ TE_API te_result te_graph_begin(te_ctx *te);
  * or te_graph_begin failed. */
 TE_API te_graph *te_graph_end(te_ctx *te);
 /* Runs the graph once, on the context's stream. Asynchronous on CUDA. TE_ERR_STATE inside a capture, or if an optimizer
- * whose step is in the graph was destroyed. */
+ * whose step is in the graph was destroyed, or a KV cache that the graph extends. */
 TE_API te_result te_graph_launch(te_graph *graph);
 /* Frees the graph, and its memory that no tensor holds. Syncs. `graph` may be NULL. After te_ctx_destroy, a graph still
  * needs this call, and allows no other. */

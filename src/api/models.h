@@ -79,20 +79,37 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
 
 /* Allocates a KV cache in the model's format, for `max_length` positions of `batch` sequences in all layers. `model`
  * was made by te_causal_lm_create or te_hf_open. The caller owns the cache and must call te_kv_cache_destroy.
+ * TE_ERR_STATE inside a capture.
  * A forward with args->kv_cache treats its ids as the continuation of the cached positions, and appends their keys and
  * values. TE_ERR_INVALID if the new length exceeds max_length. TE_ERR_STATE if gradients are enabled
  * (te_no_grad_begin).
  *
  * With TE_ROPE_LONGROPE, a forward that would extend the cache beyond original_max_position_embeddings gives
  * TE_ERR_STATE: longer sequences rotate all keys with long_factor, but cached keys keep their rotation. Truncate the
- * cache to 0 and give all ids again, as transformers' generate does. */
+ * cache to 0 and give all ids again, as transformers' generate does.
+ *
+ * A step with a cache can be captured once, and launched for each token (te_graph_begin), because the positions are in
+ * device memory and advance with the step:
+ *
+ *     step();                               // forward_with of the newest id, te_argmax, te_tensor_copy to that id
+ *     te_graph_begin(te);
+ *     step();
+ *     te_graph *graph = te_graph_end(te);
+ *     while (te_graph_launch(graph) == TE_OK) te_tensor_to_host(id, &ids[n++]);
+ *
+ * te_kv_cache_length grows with each launch, and te_kv_cache_truncate may be called between two of them. A launch has
+ * the bits of a call, and these errors, before anything runs:
+ * TE_ERR_INVALID if the length would exceed max_length.
+ * TE_ERR_STATE if the cache was destroyed.
+ * TE_ERR_STATE if TE_ROPE_LONGROPE or TE_ROPE_DYNAMIC rotates other than at the length of the capture.
+ * A capture is refused if the module `sdpa` has a forward of its own. */
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length);
 /* Destroys a KV cache. `c` may be NULL. */
 TE_API void te_kv_cache_destroy(te_kv_cache *c);
 /* Returns the number of cached positions; 0 for NULL. */
 TE_API int64_t te_kv_cache_length(const te_kv_cache *c);
 /* Drops all cached positions except the first `length`; 0 empties the cache. TE_ERR_INVALID if `length` is negative or
- * above the number of cached positions. */
+ * above the number of cached positions. TE_ERR_STATE inside a capture. */
 TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length);
 
 /* Options of te_hf_open; zero-initialised. */

@@ -93,11 +93,13 @@ typedef struct te_dot_product_attention_desc {
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
 /* Options of te_sdpa_create. An SDPA is the attention core `sdpa` of a language model: te_attention without packed
- * tensors, caches, sequence lengths and FP8. te_module_set_forward can replace its forward. te_module_state returns
- * this desc. The forward reads args->input (the query, [s, b, H, d]), args->key and args->value ([s_kv, b, G, d]). It
- * sets args->outputs.out [s, b, H, d]. Of args->attention only attn_mask_type, window and checkpoint_core_attention may
- * be set. In models of te_causal_lm_create, attn_mask_type is TE_MASK_CAUSAL. It is TE_MASK_CAUSAL_BOTTOM_RIGHT if
- * args->key also has keys of earlier calls (te_kv_cache). */
+ * tensors, caches and FP8. te_module_set_forward can replace its forward. te_module_state returns this desc. The
+ * forward reads args->input (the query, [s, b, H, d]), args->key and args->value ([s_kv, b, G, d]). It sets
+ * args->outputs.out [s, b, H, d]. Of args->attention only attn_mask_type, window, checkpoint_core_attention and, with a
+ * padding mask, cu_seqlens_q and cu_seqlens_kv may be set. In models of te_causal_lm_create, attn_mask_type is
+ * TE_MASK_CAUSAL. If args->key also has keys of earlier calls (te_kv_cache), it is TE_MASK_CAUSAL_BOTTOM_RIGHT. For a
+ * few new tokens, and in a capture, an SDPA without a forward of its own gets all positions of the cache in args->key
+ * and args->value, TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT, and the lengths. */
 typedef struct te_sdpa_desc {
     te_qkv_format format; /* layout of query, key, value and output; 0 => [s, b, H, d] */
     te_attn_rule rule;    /* only these fields may be set: mask, window, softmax_scale, softcap, dropout_p (in

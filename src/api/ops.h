@@ -35,6 +35,7 @@
     X(sum, SUM, math)                                 \
     X(column_sum, COLUMN_SUM, math)                   \
     X(row_dot, ROW_DOT, math)                         \
+    X(argmax, ARGMAX, math)                           \
     X(embedding_fwd, EMBEDDING_FWD, math)             \
     X(embedding_bwd, EMBEDDING_BWD, math)             \
     X(amax, AMAX, cast)                               \
@@ -76,6 +77,7 @@
     X(sparse_attn_bwd, SPARSE_ATTN_BWD, attn)         \
     X(cu_seqlens, CU_SEQLENS, kv)                     \
     X(copy_to_kv_cache, COPY_TO_KV_CACHE, kv)         \
+    X(advance_kv_cache, ADVANCE_KV_CACHE, kv)         \
     X(detect_causal_mask, DETECT_CAUSAL_MASK, kv)     \
     X(softmax_fwd, SOFTMAX_FWD, softmax)              \
     X(softmax_bwd, SOFTMAX_BWD, softmax)              \
@@ -218,6 +220,13 @@ typedef struct te_op_row_dot_args {
     const te_tensor *x, *y;
     te_tensor *out;
 } te_op_row_dot_args;
+
+/* out[m], i32, is the index of the largest element of row m of x [.., N]: the lowest index, if several are equal. NaN
+ * counts as larger than all numbers, and -0 equals 0. out has one element for each row. N is 1 to 2^31 - 1. */
+typedef struct te_op_argmax_args {
+    const te_tensor *x;
+    te_tensor *out;
+} te_op_argmax_args;
 
 /* Row lookup: y [.., H] = table[ids], table [V, H], ids i32 or i64 of any shape [..].
  *   vocab_size, vocab_start   the table has rows vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size rows,

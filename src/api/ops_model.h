@@ -538,6 +538,16 @@ typedef struct te_op_copy_to_kv_cache_args {
     const te_tensor *page_table;
 } te_op_copy_to_kv_cache_args;
 
+/* Advances the numbers of a cache whose b sequences grow together: each has got `added` tokens, and gets `step` tokens
+ * in the next step. A captured step that ends with this operation is ready to be launched again.
+ *   start_positions    i32 [b]: the number of tokens of each sequence; becomes start_positions + added
+ *   cu_seqlens_q       i32 [b + 1], written: 0, step, 2 step ..
+ *   cu_seqlens_kv      i32 [b + 1], written: running sums, from 0, of the new start_positions + step */
+typedef struct te_op_advance_kv_cache_args {
+    te_tensor *start_positions, *cu_seqlens_q, *cu_seqlens_kv;
+    int64_t added, step;
+} te_op_advance_kv_cache_args;
+
 /* Sets `causal`, i32 [1], to 1 if `mask` [b, H, s, s] is a mask of causal attention with the given window, else to 0.
  * `mask` may have any strides. In an f32, f16 or bf16 mask a key is visible if its element is above -10000; in a u8
  * mask, if it is not 0.

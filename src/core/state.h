@@ -370,14 +370,16 @@ typedef struct te__scope {
 
 /* ---- graphs ---- */
 
-/* Host state that changes with each launch of a graph, such as an optimizer's count of steps. */
+/* Host state that changes with each launch of a graph, such as an optimizer's count of steps, or the length of a KV
+ * cache. */
 typedef struct te__graph_part {
     void *owner;
     void *data; /* `bytes` of host memory that the graph owns */
     size_t bytes;
-    bool random; /* true: a random state; false: a step of an optimizer */
-    te_result (*before)(te_graph *g, void *owner, void *data); /* called before each launch: writes values such as the
-                                                                * learning rate to g->word. May call operations */
+    bool steps; /* true: a step of an optimizer, which ends a training step */
+    te_result (*before)(te_graph *g, void *owner, void *data); /* called before each launch: refuses it, or writes
+                                                                * values such as the learning rate to g->word. May
+                                                                * call operations */
     void (*after)(te_graph *g, void *owner, void *data);
     void (*captured)(te_graph *g, void *owner, void *data); /* called when the capture has ended: undoes the changes to
                                                              * `owner`, because the recorded operations have not run */

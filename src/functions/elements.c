@@ -571,6 +571,19 @@ TE_API te_tensor *te_vocab_parallel_embedding_lookup(te_tensor *table, te_tensor
     return te__embedding(table, ids, vocab_size, vocab_start, false, "te_vocab_parallel_embedding_lookup");
 }
 
+/* ---- indices ---- */
+
+TE_API te_tensor *te_argmax(te_tensor *x) {
+    te_op_argmax_args args = TE_ZERO;
+    const int64_t one = 1;
+    if (!x || !te__need_float(x, "te_argmax")) return NULL;
+    x = te_tensor_contiguous(x);
+    if (!x) return NULL;
+    args.x = x;
+    args.out = te_tensor_empty(x->te, TE_I32, te__max(x->ndim - 1, 1), x->ndim > 1 ? x->shape : &one);
+    return args.out ? te__checked(args.out, te_op_argmax(x->te, &args)) : NULL;
+}
+
 /* ---- losses ---- */
 
 typedef struct te__loss_state {

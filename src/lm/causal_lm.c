@@ -53,13 +53,23 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     te_kv_cache *cache = args->kv_cache;
     te_forward_args core = TE_ZERO, out = TE_ZERO;
     te_rotary_desc rotary = s->rotary;
+    bool on_device = false; /* the step takes its positions and lengths from the cache's tensor of numbers */
     te_tensor *y;
     int64_t shape[3];
     char text[TE__SHAPE_TEXT];
     if (args->input->ndim != 3)
         return te__fail(m->te, TE_ERR_SHAPE, "DecoderAttention: the input is %s; [b, s, hidden] is needed",
                         te__shape_text(args->input, text));
-    if (cache) rotary.position_offset = cache->length;
+    if (cache) {
+        on_device =
+            te__kv_cache_on_device(cache, args->input->shape[1]) && te__is_plain_sdpa(te_module_find(m, "sdpa"));
+        if (m->te->capture && !on_device)
+            return te__refuse_capture(m->te, "a call with kv_cache of a part of a model, or of one with another sdpa",
+                                      "capture the CausalLM, whose sdpa has the forward of its class");
+        rotary.max_seqlen = cache->length + args->input->shape[1];
+        if (!on_device) rotary.position_offset = cache->length;
+        else if (!(rotary.start_positions = te__kv_cache_list(cache, 2))) return te_error_code(m->te);
+    }
     te__hand_on(&core, args);
     core.input = te__project_heads(m, args, "q_proj", "q_norm", s->of.heads, &rotary);
     core.key = te__project_heads(m, args, "k_proj", "k_norm", s->of.groups, &rotary);
@@ -69,8 +79,10 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
         return te__fail(m->te, TE_ERR_STATE,
                         "DecoderAttention: a call with kv_cache cannot be recorded; open te_no_grad_begin first");
     if (cache && te__kv_cache_takes(m, cache, s->layer, core.key) != TE_OK) return te_error_code(m->te);
-    if (cache && te__kv_cache_extend(cache, s->layer, &core.key, &core.value) != TE_OK) return te_error_code(m->te);
-    core.attention.attn_mask_type = cache && cache->length > 0 ? TE_MASK_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL;
+    core.attention.attn_mask_type = TE_MASK_CAUSAL;
+    if (cache && (on_device ? te__kv_cache_append : te__kv_cache_extend)(cache, s->layer, &core.key, &core.value,
+                                                                         &core.attention) != TE_OK)
+        return te_error_code(m->te);
     y = te__run_child(m, "sdpa", &core);
     shape[0] = args->input->shape[0];
     shape[1] = args->input->shape[1];
@@ -194,6 +206,17 @@ static bool te__rotation_changes(const te_lm_rotary *r, int64_t length, int64_t 
     const int64_t original = r->scaling.original_max_position_embeddings;
     return r->scaling.type == TE_ROPE_LONGROPE && length > 0 && length <= original && length + added > original;
 }
+/* Narrows *least to *most, the lengths of a cache with which a step of `added` tokens rotates as it does at
+ * `length`. */
+static void te__rotation_range(const te_lm_rotary *r, int64_t length, int64_t added, int64_t *least, int64_t *most) {
+    const int64_t original = r->scaling.original_max_position_embeddings;
+    const bool dynamic = r->scaling.type == TE_ROPE_DYNAMIC, beyond = length + added > original;
+    if (!dynamic && r->scaling.type != TE_ROPE_LONGROPE) return;
+    if (!beyond) *most = te__min(*most, original - added);
+    else if (dynamic || length <= original) *least = *most = length; /* each length has frequencies of its own, or the
+                                                                      * step begins a sequence */
+    else *least = te__max(*least, original + 1);
+}
 static te_result te__kv_cache_fits(te_module *m, const te_kv_cache *c, const te_tensor *ids) {
     const te_causal_lm_desc *d = &((const te__causal_lm *)m->state)->desc;
     const int64_t *shape = c->layers[0].k->shape;
@@ -233,7 +256,14 @@ static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
     if (args->input->ndim != 2 || te__numel(args->input) == 0)
         return te__fail(m->te, TE_ERR_SHAPE, "CausalLM: the ids are %s; [b, s] is needed, at least one of each",
                         te__shape_text(args->input, text));
-    if (args->kv_cache) result = te__kv_cache_fits(m, args->kv_cache, args->input);
+    if (args->kv_cache) {
+        const int64_t length = args->kv_cache->length, added = args->input->shape[1];
+        int64_t least = 0, most = INT64_MAX;
+        result = te__kv_cache_fits(m, args->kv_cache, args->input);
+        te__rotation_range(&d->rotary, length, added, &least, &most);
+        te__rotation_range(&d->sliding_rotary, length, added, &least, &most);
+        if (result == TE_OK) result = te__kv_cache_begin(args->kv_cache, added, least, most);
+    }
     if (result != TE_OK) return result;
     te__hand_on(&in, args);
     in.input = args->input;
@@ -244,8 +274,8 @@ static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
             ? te_linear(x, te_module_parameter(te_module_find(m, "model.embed_tokens"), "weight"), NULL)
             : te__run_plain(m, "lm_head", &in);
     if (x && d->final_logit_softcapping != 0.0f) x = te_softcap(x, d->final_logit_softcapping);
-    if (x && args->kv_cache) args->kv_cache->length += args->input->shape[1];
-    return te__output(m, args, x);
+    if (x && args->kv_cache) result = te__kv_cache_end(args->kv_cache, args->input->shape[1]);
+    return result == TE_OK ? te__output(m, args, x) : result;
 }
 static void te__causal_lm_destroy(te_module *m) {
     te__causal_lm *s = (te__causal_lm *)m->state;
@@ -262,14 +292,20 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
     const te_tensor *table;
     te_kv_cache *c;
     te_ctx *te;
+    bool warming, made;
     int i;
     if (!model) return NULL;
     te = model->te;
     d = &((const te__causal_lm *)model->state)->desc;
-    if (model->cls != &te__causal_lm_class || batch < 1 || max_length < 1) {
+    if (model->cls != &te__causal_lm_class || batch < 1 || max_length < 1 || max_length > INT32_MAX / batch) {
         te__fail(te, TE_ERR_INVALID,
-                 "te_kv_cache_create: a %s, %lld sequences of %lld; a CausalLM, and at least one of one, are needed",
+                 "te_kv_cache_create: a %s, %lld sequences of %lld; a CausalLM, at least one of one, and less than "
+                 "2^31 positions in all, are needed",
                  model->cls->name, (long long)batch, (long long)max_length);
+        return NULL;
+    }
+    if (te->capture) {
+        te__refuse_capture(te, "te_kv_cache_create", "make the cache before te_graph_begin");
         return NULL;
     }
     /* The cache gets the dtype of the embedding table. A model that has been cast has another dtype than its desc. */
@@ -283,14 +319,21 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
     c->layers = (te__kv_layer *)te__alloc_zero(te, (size_t)d->num_hidden_layers * sizeof(te__kv_layer));
     if (c->layers) c->num_layers = d->num_hidden_layers;
     int64_t shape[4] = {batch, max_length, d->num_key_value_heads, d->head_dim};
+    /* After te_warmup_begin no kernels run. But positions that are not taken must be finite even then, because
+     * attention multiplies them by 0. */
+    warming = te->warming;
+    te->warming = false;
     te__frame_begin(te);
-    for (i = 0; i < c->num_layers; i++) {
-        c->layers[i].k = te_tensor_retain(te_tensor_empty(te, table ? table->dtype : d->params_dtype, 4, shape));
-        c->layers[i].v = te_tensor_retain(te_tensor_empty(te, table ? table->dtype : d->params_dtype, 4, shape));
+    c->numbers = te_tensor_retain(te__empty_1d(te, TE_I32, 3 * batch + 2));
+    for (i = 0; i < c->num_layers && c->numbers; i++) {
+        c->layers[i].k = te_tensor_retain(te_tensor_zeros(te, table ? table->dtype : d->params_dtype, 4, shape));
+        c->layers[i].v = te_tensor_retain(te_tensor_zeros(te, table ? table->dtype : d->params_dtype, 4, shape));
         if (!c->layers[i].k || !c->layers[i].v) break;
     }
     te__frame_end(te, NULL, 0);
-    if (c->layers && i == c->num_layers) return c;
+    made = c->layers && i == c->num_layers && te__kv_cache_write(c, 1) == TE_OK;
+    te->warming = warming;
+    if (made) return c;
     te_kv_cache_destroy(c);
     return NULL;
 }

@@ -132,11 +132,15 @@ static te_module *te__attn_core_create(te_ctx *te, const te__attn_impl *impl, co
 /* ---- SDPA ---- */
 
 static te_result te__sdpa_prepare(te_module *m, const te_forward_args *args, te__attn_run *run) {
-    if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) return TE_ERR_UNSUPPORTED;
+    te_attn_call others = args->attention;
+    others.cu_seqlens_q = others.cu_seqlens_kv = NULL;
+    if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &others)) return TE_ERR_UNSUPPORTED;
     run->part[0] = args->input;
     run->part[1] = args->key;
     run->part[2] = args->value;
     te__attn_core_rule(m, &args->attention, &run->told.rule);
+    run->told.rule.cu_seqlens_q = args->attention.cu_seqlens_q;
+    run->told.rule.cu_seqlens_kv = args->attention.cu_seqlens_kv;
     return te__attn_core_shapes(m, "SDPA", run->part);
 }
 static te_tensor *te__sdpa_attend(te_module *m, te__attn_run *run) {
@@ -168,6 +172,9 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
         return te__module_built(te__attn_core_create(te, &te__sdpa, "sdpa", core));
     return NULL;
 }
+
+/* Returns true if m is an SDPA that computes its class's forward. */
+static bool te__is_plain_sdpa(const te_module *m) { return m && m->cls == &te__sdpa.cls && !m->own_forward; }
 
 /* ---- DotProductAttention ---- */
 

@@ -74,6 +74,7 @@ enum {
     T(alpha_device, TE__IN_F32 | TE__OPT | TE__ONE) T(divide_device, TE__IN_F32 | TE__OPT | TE__ONE)
 #define TE__ARGS_mul(T, L) T(x, TE__IN_FLOAT | TE__SAME) T(y, TE__IN_FLOAT | TE__SAME) T(out, TE__OUT_FLOAT | TE__SAME)
 #define TE__ARGS_row_dot(T, L) T(x, TE__IN_FLOAT) T(y, TE__IN_FLOAT) T(out, TE__OUT_FLOAT)
+#define TE__ARGS_argmax(T, L) T(x, TE__IN_FLOAT) T(out, TE__OUT_I32)
 #define TE__ARGS_sum(T, L) T(x, TE__IN_FLOAT) T(out, TE__OUT_F32 | TE__ONE)
 #define TE__ARGS_column_sum(T, L) T(x, TE__IN_FLOAT) T(out, TE__SUM | TE__AS_FLOAT)
 #define TE__ARGS_embedding_fwd(T, L) T(ids, TE__IN_INDEX) T(table, TE__IN_FLOAT) T(y, TE__OUT_FLOAT)
@@ -240,6 +241,8 @@ enum {
     T(k, TE__IN_FLOAT | TE__STRIDED) T(v, TE__IN_FLOAT | TE__STRIDED) T(cu_seqlens, TE__IN_I32) \
     T(start_positions, TE__IN_I32) T(page_table, TE__IN_I32 | TE__OPT) \
     T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED)
+#define TE__ARGS_advance_kv_cache(T, L) \
+    T(start_positions, TE__INOUT | TE__AS_I32) T(cu_seqlens_q, TE__OUT_I32) T(cu_seqlens_kv, TE__OUT_I32)
 #define TE__ARGS_detect_causal_mask(T, L) \
     T(mask, TE__IN_FLOAT | 1 << TE_U8 | TE__STRIDED) T(causal, TE__OUT_I32 | TE__ONE)
 #define TE__ARGS_l2normalize_fwd(T, L) \

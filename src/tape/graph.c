@@ -27,7 +27,7 @@ static te__graph_part *te__graph_add_part(te_graph *g, void *owner, size_t bytes
 /* Returns whether the graph steps an optimizer. */
 static bool te__graph_steps(const te_graph *g) {
     int i;
-    for (i = 0; i < g->num_parts && g->parts[i].random; i++) {}
+    for (i = 0; i < g->num_parts && !g->parts[i].steps; i++) {}
     return i < g->num_parts;
 }
 /* Reserves `n` words of 8 bytes, which the host writes before each launch. Returns the first index, or -1 with an
@@ -82,8 +82,8 @@ static void te__capture_drop(te_ctx *te) {
 }
 
 /* Breaks every graph that keeps data of `owner`, which is being destroyed. te_graph_launch then reports `why`, a static
- * text. */
-static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
+ * text. Inside a capture that keeps such data, `what` is refused. */
+static void te__graphs_forget(te_ctx *te, const void *owner, const char *why, const char *what) {
     te_graph *g;
     te__graph_part *p;
     for (g = te->graphs; g; g = g->next)
@@ -93,7 +93,7 @@ static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
         }
     if (te->capture && (p = te__graph_find_part(te->capture, owner)) != NULL) {
         p->owner = NULL;
-        te__refuse_capture(te, "destroying an optimizer that has stepped", "destroy it after the graph");
+        te__refuse_capture(te, what, "destroy it after the graph");
     }
 }
 
@@ -235,7 +235,7 @@ static te_result te__graph_launch(te_ctx *te, te_graph *g) {
     int i;
     for (i = 0; i < g->num_parts && result == TE_OK; i++)
         result = g->parts[i].before(g, g->parts[i].owner, g->parts[i].data);
-    if (result == TE_OK && (g->draws || g->num_parts > 0)) {
+    if (result == TE_OK && (g->draws || g->num_words > TE__GRAPH_RNG_WORDS)) {
         g->word[0] = te->seed;
         g->word[1] = te->rng_offset;
         result = te->device->upload(te, te__data(g->state), g->word, (size_t)g->num_words * sizeof(g->word[0]));

@@ -171,7 +171,6 @@ static te__tracker_part *te__tracker_part_of(te_graph *g, te__rng_tracker *t) {
     word = te__graph_take_words(g, TE__GRAPH_RNG_WORDS);
     part = word >= 0 ? te__graph_add_part(g, t, sizeof(te__tracker_part)) : NULL;
     if (!part) return NULL;
-    part->random = true;
     part->before = te__tracker_before;
     part->after = te__tracker_after;
     part->captured = te__tracker_captured;

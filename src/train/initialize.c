@@ -73,7 +73,9 @@ static te_result te__initialize_state(te_optimizer *opt, te_tensor *param, const
     }
     te_tensor_set_sharded(fresh.x, mended && param->sharded);
     s = &p->state[k];
-    if (s->x) te__graphs_forget(te, opt, "a state of its optimizer was made anew");
+    if (s->x)
+        te__graphs_forget(te, opt, "a state of its optimizer was made anew",
+                          "destroying a state of an optimizer that has stepped");
     te__opt_state_close(s);
     *s = fresh;
     if (k == TE__OPT_MASTER) p->behind = true;

@@ -37,7 +37,7 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     if (!opt || te__refuse_hook(opt->te, "te_optimizer_destroy") != TE_OK) return;
     te = opt->te;
     te__quant_of(te)->num_optimizers--;
-    te__graphs_forget(te, opt, "its optimizer was destroyed");
+    te__graphs_forget(te, opt, "its optimizer was destroyed", "destroying an optimizer that has stepped");
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
         te__free(te, p->path);
@@ -291,6 +291,7 @@ static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__o
     if (!part) {
         part = te__graph_add_part(g, opt, sizeof(te__opt_steps) + (size_t)opt->num_params * sizeof(bool));
         if (!part) return TE_ERR_OUT_OF_MEMORY;
+        part->steps = true;
         part->before = te__opt_before;
         part->after = te__opt_after;
         part->captured = te__opt_captured;

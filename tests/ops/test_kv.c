@@ -139,3 +139,32 @@ TE_TEST_DEVICES(kv_pages_before_the_new_ones_are_not_looked_at) {
     float *got = test_read(k_cache);
     CHECK(got[12] == 3 && got[0] == 3 && got[8] == 0 && got[4] == 0);
 }
+
+TE_TEST_DEVICES(kv_numbers_advance) {
+    static const int64_t batches[] = {1, 3, 1500};
+    for (int n = 0; n < COUNT(batches); n++) {
+        const int64_t b = batches[n];
+        int64_t *start = (int64_t *)test_alloc((size_t)b * sizeof(int64_t));
+        float *want[3] = {test_floats(b), test_floats(b + 1), test_floats(b + 1)};
+        test_case("%d sequences", (int)b);
+        want[1][0] = want[2][0] = 0;
+        for (int64_t i = 0; i < b; i++) {
+            start[i] = i * 7 % 100;
+            want[0][i] = (float)(start[i] + 5);
+            want[1][i + 1] = (float)(3 * (i + 1));
+            want[2][i + 1] = want[2][i] + want[0][i] + 3;
+        }
+        te_op_advance_kv_cache_args a = {.start_positions = test_i32(te, SHAPE(b), start), .cu_seqlens_q = te_tensor_zeros(te, TE_I32, SHAPE(b + 1)), .cu_seqlens_kv = te_tensor_zeros(te, TE_I32, SHAPE(b + 1)), .added = 5, .step = 3};
+        CHECK_EQ_INT(te_op_advance_kv_cache(te, &a), TE_OK);
+        CHECK_BYTES("start_positions", test_read(a.start_positions), want[0], (size_t)b * 4);
+        CHECK_BYTES("cu_seqlens_q", test_read(a.cu_seqlens_q), want[1], (size_t)(b + 1) * 4);
+        CHECK_BYTES("cu_seqlens_kv", test_read(a.cu_seqlens_kv), want[2], (size_t)(b + 1) * 4);
+    }
+    te_op_advance_kv_cache_args a = {.start_positions = te_tensor_zeros(te, TE_I32, SHAPE(2)), .cu_seqlens_q = te_tensor_zeros(te, TE_I32, SHAPE(3)), .cu_seqlens_kv = te_tensor_zeros(te, TE_I32, SHAPE(2)), .step = 1};
+    te_op_advance_kv_cache(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "advance_kv_cache: cu_seqlens_kv is [2]; 3 elements are needed");
+    a.cu_seqlens_kv = te_tensor_zeros(te, TE_I32, SHAPE(3));
+    a.added = -1;
+    te_op_advance_kv_cache(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "added is -1 and step 1, of 2 sequences");
+}

@@ -540,3 +540,42 @@ TE_TEST(math_errors) {
     te_tensor_fill(x, 1);
     CHECK(te_tensor_version(x) > version);
 }
+
+/* ---- argmax ---- */
+
+/* The first of the largest; NaN is above all. */
+static int32_t largest_of(const float *x, int64_t n) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < n && !isnan(x[best]); i++)
+        if (isnan(x[i]) || x[i] > x[best]) best = i;
+    return (int32_t)best;
+}
+TE_TEST_DEVICES(argmax_of_rows) {
+    static const te_dtype formats[] = {TE_F32, TE_BF16, TE_F16};
+    static const int64_t sizes[][2] = {{1, 1}, {1, 7}, {3, 33}, {5, 2048}, {2, 6144}, {1, 32000}, {3, 20001}, {300, 4104}};
+    for (int k = 0; k < COUNT(sizes) * 3 * 3; k++) {
+        const te_dtype dtype = formats[k % 3];
+        const int what = k / 3 % 3; /* normal numbers; many equal ones, of both signs of 0; NaN and infinities among them */
+        const int64_t m = sizes[k / 9][0], n = sizes[k / 9][1];
+        float *x = test_normal(m * n, (uint64_t)k + 1);
+        int32_t *got = (int32_t *)test_alloc((size_t)m * sizeof(int32_t));
+        test_case("%s [%d, %d], kind %d", te_dtype_name(dtype), (int)m, (int)n, what);
+        for (int64_t i = 0; i < m * n && what; i++) x[i] = what == 2 && i % 613 == 500 ? NAN : x[i] > 2 ? (what == 2 ? INFINITY : 0.0f) : x[i] < -2 ? -INFINITY : x[i] < 0 ? -0.0f : what == 1 ? 0.0f : x[i];
+        x = test_rounded(dtype, x, m * n);
+        te_tensor *y = te_argmax(test_tensor(te, dtype, SHAPE(m, n), x));
+        REQUIRE(y && te_tensor_ndim(y) == 1 && te_tensor_dtype(y) == TE_I32);
+        te_tensor_to_host(y, got);
+        for (int64_t i = 0; i < m; i++) CHECK_EQ_INT(got[i], largest_of(x + i * n, n));
+    }
+    te_tensor *x = test_tensor(te, TE_F32, SHAPE(2, 3, 4), test_normal(24, 1)), *y = te_argmax(te_tensor_narrow(x, 1, 1, 1));
+    CHECK(te_tensor_ndim(y) == 2 && te_tensor_shape(y)[0] == 2 && te_tensor_shape(y)[1] == 1);
+    y = te_argmax(te_tensor_full(te, TE_F32, SHAPE(5), -INFINITY));
+    CHECK(te_tensor_ndim(y) == 1 && test_read(y)[0] == 0);
+    CHECK(te_tensor_numel(te_argmax(te_tensor_zeros(te, TE_F32, SHAPE(0, 5)))) == 0);
+    CHECK(te_argmax(NULL) == NULL);
+    CHECK_OK(te);
+    CHECK(te_argmax(te_tensor_zeros(te, TE_F32, SHAPE(3, 0))) == NULL);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "argmax: x is [3, 0]");
+    CHECK(te_argmax(te_tensor_zeros(te, TE_I32, SHAPE(3, 2))) == NULL);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "te_argmax");
+}

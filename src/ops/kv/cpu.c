@@ -14,6 +14,19 @@ static te_result te__cpu_cu_seqlens(te_ctx *te, const te_op_cu_seqlens_args *arg
     return TE_OK;
 }
 
+static te_result te__cpu_advance_kv_cache(te_ctx *te, const te_op_advance_kv_cache_args *args) {
+    const te__kv_advance_kargs a = te__kv_advance_problem(args);
+    int64_t b;
+    (void)te;
+    a.cu_q[0] = a.cu_kv[0] = 0;
+    for (b = 0; b < a.sequences; b++) {
+        a.start[b] += a.added;
+        a.cu_q[b + 1] = a.cu_q[b] + a.step;
+        a.cu_kv[b + 1] = a.cu_kv[b] + a.start[b] + a.step;
+    }
+    return TE_OK;
+}
+
 enum { TE__KV_RUN = 256 }; /* channels that are converted at a time */
 
 static void te__kv_copy_rows(void *user, int64_t begin, int64_t end) {

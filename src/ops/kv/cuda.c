@@ -7,6 +7,12 @@ static te_result te__cuda_plan_cu_seqlens(te__plan *p, const te_op_cu_seqlens_ar
     return te__plan_why(p, "general: one block counts all sequences, and adds them up");
 }
 
+static te_result te__cuda_plan_advance_kv_cache(te__plan *p, const te_op_advance_kv_cache_args *args) {
+    const te__kv_advance_kargs a = te__kv_advance_problem(args);
+    te__plan_with(p, "kv", "advance_kv_cache", 1, TE__CU_SEQLENS_THREADS, &a, sizeof(a));
+    return te__plan_why(p, "general: one block for all sequences");
+}
+
 static te_result te__cuda_plan_copy_to_kv_cache(te__plan *p, const te_op_copy_to_kv_cache_args *args) {
     te__kv_copy_kargs a = te__kv_copy_problem(args);
     te__launch *l;

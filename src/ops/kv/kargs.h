@@ -11,6 +11,14 @@ typedef struct te__cu_seqlens_kargs {
     long long sequences, length;
 } te__cu_seqlens_kargs;
 
+/* The arguments of the kernel advance_kv_cache, which has TE__CU_SEQLENS_THREADS threads, too. */
+typedef struct te__kv_advance_kargs {
+    int *start;        /* [sequences] */
+    int *cu_q, *cu_kv; /* [sequences + 1] */
+    long long sequences;
+    int added, step;
+} te__kv_advance_kargs;
+
 /* The arguments of the copy of keys, or of the copy of values. The channels of a head are adjacent. */
 typedef struct te__kv_side {
     const void *x;

@@ -69,6 +69,19 @@ static te_result te__check_copy_to_kv_cache(te_ctx *te, te_op_copy_to_kv_cache_a
     return r;
 }
 
+static te_result te__check_advance_kv_cache(te_ctx *te, te_op_advance_kv_cache_args *a) {
+    const char *const op = "advance_kv_cache";
+    const int64_t b = te__numel(a->start_positions);
+    te_result r = te__want_numel(te, op, "cu_seqlens_q", a->cu_seqlens_q, b + 1);
+    if (r == TE_OK) r = te__want_numel(te, op, "cu_seqlens_kv", a->cu_seqlens_kv, b + 1);
+    if (r == TE_OK && (a->added < 0 || a->step < 0 || a->added > INT32_MAX || a->step > INT32_MAX / te__max(b, 1)))
+        r = te__fail(te, TE_ERR_INVALID,
+                     "%s: added is %lld and step %lld, of %lld sequences; from 0 on, with less than 2^31 tokens in all, "
+                     "is possible",
+                     op, (long long)a->added, (long long)a->step, (long long)b);
+    return r;
+}
+
 static te_result te__check_detect_causal_mask(te_ctx *te, te_op_detect_causal_mask_args *a) {
     char text[TE__SHAPE_TEXT];
     if (a->mask->ndim != 4 || a->mask->shape[2] != a->mask->shape[3] || te__numel(a->mask) == 0)
@@ -89,6 +102,17 @@ static te__cu_seqlens_kargs te__cu_seqlens_problem(const te_op_cu_seqlens_args *
     k.cu = te__int_data(args->cu_seqlens);
     k.sequences = args->mask->shape[0];
     k.length = k.sequences ? te__numel(args->mask) / k.sequences : 0;
+    return k;
+}
+
+static te__kv_advance_kargs te__kv_advance_problem(const te_op_advance_kv_cache_args *args) {
+    te__kv_advance_kargs k = TE_ZERO;
+    k.start = te__int_data(args->start_positions);
+    k.cu_q = te__int_data(args->cu_seqlens_q);
+    k.cu_kv = te__int_data(args->cu_seqlens_kv);
+    k.sequences = te__numel(args->start_positions);
+    k.added = (int)args->added;
+    k.step = (int)args->step;
     return k;
 }
 

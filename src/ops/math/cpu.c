@@ -238,6 +238,32 @@ static te_result te__cpu_row_dot(te_ctx *te, const te_op_row_dot_args *a) {
     return TE_OK;
 }
 
+static void te__argmax_rows(void *user, int64_t begin, int64_t end) {
+    const te_op_argmax_args *a = (const te_op_argmax_args *)user;
+    float x[TE__MATH_PIECE];
+    int64_t n = te__cols(a->x), row, piece, i;
+    for (row = begin; row < end; row++) {
+        unsigned long long best = 0;
+        for (piece = 0; piece < te__math_pieces(n); piece++) {
+            const int64_t first = piece * TE__MATH_PIECE, size = te__math_piece_size(piece, n);
+            te__load_row(te__data(a->x), a->x->dtype, row * n + first, size, x);
+            for (i = 0; i < size; i++) {
+                unsigned bits;
+                unsigned long long key;
+                memcpy(&bits, &x[i], sizeof(bits));
+                key = te__argmax_key(bits, first + i);
+                best = key > best ? key : best;
+            }
+        }
+        te__int_data(a->out)[row] = te__argmax_index(best);
+    }
+}
+static te_result te__cpu_argmax(te_ctx *te, const te_op_argmax_args *a) {
+    te_op_argmax_args args = *a;
+    te__parallel_for(te, te__rows(a->x), 1, te__argmax_rows, &args);
+    return TE_OK;
+}
+
 /* A sum cuts its array into this number of parts, whatever the number of threads. */
 enum { TE__SUM_PARTS = 64 };
 typedef struct te__sum_job {

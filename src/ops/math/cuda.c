@@ -262,6 +262,29 @@ static te_result te__cuda_plan_row_dot(te__plan *p, const te_op_row_dot_args *a)
     return te__plan_why(p, "a warp a row");
 }
 
+static te_result te__cuda_plan_argmax(te__plan *p, const te_op_argmax_args *a) {
+    te__argmax_kargs k = TE_ZERO;
+    te__launch *l;
+    int64_t most;
+    k.x = te__data(a->x);
+    k.out = te__int_data(a->out);
+    k.m = te__rows(a->x);
+    k.n = te__cols(a->x);
+    k.x_dt = (int)a->x->dtype;
+    k.vector = te__is_aligned(a->x, 16) && k.n % 8 == 0;
+    if (k.m == 0) return TE_OK;
+    most = te__max(1, te__min(te__div_up(k.n, TE__ARGMAX_STEP), p->num_sms / k.m));
+    k.chunk = te__div_up(te__div_up(k.n, most), TE__ARGMAX_STEP) * TE__ARGMAX_STEP;
+    k.chunks = (int)te__div_up(k.n, k.chunk);
+    if (k.chunks > 1) {
+        k.best = (unsigned long long *)te__plan_workspace(p, 8 * k.m * k.chunks);
+        k.counter = te__plan_counter(p);
+    }
+    l = te__plan_with(p, "math", "argmax", k.m * k.chunks, 256, &k, sizeof(k));
+    te__launch_option(l, "X_DT", k.x_dt);
+    return te__plan_why(p, k.chunks > 1 ? "blocks share a row, and the last one compares theirs" : "a block a row");
+}
+
 static te_result te__cuda_plan_sum(te__plan *p, const te_op_sum_args *a) {
     te__sum_kargs args = TE_ZERO;
     te__launch *l;

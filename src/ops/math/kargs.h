@@ -82,6 +82,27 @@ typedef struct te__sum_kargs {
     int vector;
 } te__sum_kargs;
 
+/* The arguments of the kernel argmax. A block finds the largest key (te__argmax_key) of one chunk of a row, and writes
+ * it to `best`. With one chunk a row, it writes the index instead. */
+typedef struct te__argmax_kargs {
+    const void *x;            /* [m, n] */
+    int *out;                 /* [m] */
+    unsigned long long *best; /* [m, chunks] */
+    unsigned *counter;        /* counter of te_last_block */
+    long long m, n, chunk;    /* chunk: elements of a chunk, a multiple of TE__ARGMAX_STEP */
+    int chunks, x_dt, vector;
+} te__argmax_kargs;
+#define TE__ARGMAX_STEP 2048 /* elements that a block of 256 threads reads at a time */
+/* Returns a key for element i of a row, from the bits of its value as f32. The largest key is that of the largest
+ * element, and of the first of equal ones. Every key is above 0. */
+TE__BOTH unsigned long long te__argmax_key(unsigned bits, long long i) {
+    unsigned order = bits == 0x80000000u ? 0u : bits; /* -0 equals 0 */
+    order = order & 0x80000000u ? ~order : order | 0x80000000u;
+    if ((bits & 0x7fffffffu) > 0x7f800000u) order = 0xffffffffu; /* all NaN are equal, and the largest */
+    return (unsigned long long)order << 32 | (0xffffffffu - (unsigned)i);
+}
+TE__BOTH int te__argmax_index(unsigned long long key) { return (int)(0xffffffffu - (unsigned)key); }
+
 /* The arguments of the kernel column_sum. A column block is 256 columns. A thread block adds up the rows of one chunk
  * in one column block, and writes the sums to the chunk's row of partial [chunks, n]. */
 typedef struct te__column_sum_kargs {

@@ -196,6 +196,13 @@ static te_result te__check_row_dot(te_ctx *te, te_op_row_dot_args *a) {
     te_result result = te__want_same(te, "row_dot", "x", a->x, "y", a->y);
     return result == TE_OK ? te__want_numel(te, "row_dot", "out", a->out, te__rows(a->x)) : result;
 }
+static te_result te__check_argmax(te_ctx *te, te_op_argmax_args *a) {
+    char text[TE__SHAPE_TEXT];
+    if (a->x->ndim < 1 || te__cols(a->x) < 1 || te__cols(a->x) > INT32_MAX)
+        return te__fail(te, TE_ERR_SHAPE, "argmax: x is %s; [.., N] with N from 1 to 2^31 - 1 is needed",
+                        te__shape_text(a->x, text));
+    return te__want_numel(te, "argmax", "out", a->out, te__rows(a->x));
+}
 static te_result te__check_sum(te_ctx *te, te_op_sum_args *a) {
     (void)te;
     if (a->scale == 0.0f) a->scale = 1.0f;

@@ -1,0 +1,250 @@
+/* Decoding with a KV cache: by calls, and by launches of one captured step. */
+#include "../te_test.h"
+
+enum { DEC_V = 29, DEC_D = 32, DEC_P = 5, DEC_ROOM = 14 }; /* vocabulary, hidden size, ids of the prompt, positions of a cache */
+
+static const bool dec_slides[3] = {true, false, true};
+static const float dec_factors[16] = {1, 1.5f, 2, 4, 1, 1.5f, 2, 4, 2.5f, 4, 3, 5, 2.5f, 4, 3, 5};
+static te_causal_lm_desc dec_desc(int kind, te_dtype dtype) {
+    te_causal_lm_desc d = {.vocab_size = DEC_V, .hidden_size = DEC_D, .intermediate_size = 48, .num_hidden_layers = 3, .num_attention_heads = 4, .num_key_value_heads = 2,
+                           .params_dtype = dtype, .init.std = 0.3f};
+    if (kind == 1) d.sliding_window = 3, d.sliding_layers = dec_slides, d.attn_logit_softcapping = 20, d.final_logit_softcapping = 30, d.head_dim = 16, d.feedforward_norms = true; /* as Gemma 2 */
+    if (kind == 2) d.num_local_experts = 4, d.num_experts_per_tok = 2, d.qk_norm = true, d.tie_word_embeddings = true; /* as Qwen3-MoE */
+    if (kind == 3) d.rotary.scaling = (te_rope_scaling){.type = TE_ROPE_LONGROPE, .factor = 2, .original_max_position_embeddings = 4, .short_factor = dec_factors, .long_factor = dec_factors + 8}; /* the prompt is beyond already */
+    return d;
+}
+static const char *const dec_kinds[] = {"plain", "windows and caps", "experts", "longrope"};
+
+/* A model, its cache, and the tensors that stay where they are: the newest ids, and the logits after them. */
+typedef struct decoder {
+    te_module *m;
+    te_kv_cache *cache;
+    te_tensor *id, *logits;
+    int64_t batch;
+} decoder;
+static decoder dec_open(te_ctx *te, te_module *m, int64_t batch) {
+    decoder d = {m, te_kv_cache_create(m, batch, DEC_ROOM), te_tensor_zeros(te, TE_I32, SHAPE(batch, 1)), te_tensor_zeros(te, te_tensor_dtype(te_module_parameter(te_module_find(m, "model.embed_tokens"), "weight")), SHAPE(batch, 1, DEC_V)), batch};
+    return d;
+}
+static void dec_close(decoder *d) {
+    te_kv_cache_destroy(d->cache);
+    te_module_destroy(d->m);
+}
+static void dec_step(decoder *d, te_tensor *ids) {
+    te_ctx *te = te_module_ctx(d->m);
+    te_scope_begin(te);
+    te_forward_args args = {.input = ids, .kv_cache = d->cache};
+    te_tensor *y = te_forward_with(d->m, &args);
+    if (y) y = te_tensor_narrow(y, 1, te_tensor_shape(y)[1] - 1, 1);
+    if (y) te_tensor_copy(d->logits, y);
+    if (y) te_tensor_copy(d->id, te_argmax(y));
+    te_scope_end(te);
+}
+static te_tensor *dec_prompt(te_ctx *te, int64_t batch) {
+    int32_t ids[2 * DEC_P];
+    for (int i = 0; i < 2 * DEC_P; i++) ids[i] = (i * i * 7 + 3) % DEC_V;
+    return te_tensor_from_host(te, TE_I32, SHAPE(batch, DEC_P), ids);
+}
+/* The logits and the ids that each step makes: the prompt, then one after another. From step `captured` on they are launches. */
+enum { DEC_N = DEC_ROOM - DEC_P + 1 };
+static te_graph *dec_run(decoder *d, int captured, float *logits[DEC_N], int32_t ids[DEC_N][2]) {
+    te_ctx *te = te_module_ctx(d->m);
+    te_graph *graph = NULL;
+    for (int i = 0; i < DEC_N; i++) {
+        if (i == 0) dec_step(d, dec_prompt(te, d->batch));
+        else if (i < captured) dec_step(d, d->id);
+        else {
+            if (!graph) {
+                CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+                dec_step(d, d->id);
+                graph = te_graph_end(te);
+                CHECK_EQ_INT(te_kv_cache_length(d->cache), DEC_P + i - 1); /* nothing has run */
+            }
+            CHECK_EQ_INT(te_graph_launch(graph), TE_OK);
+        }
+        CHECK_OK(te);
+        CHECK_EQ_INT(te_kv_cache_length(d->cache), DEC_P + i);
+        logits[i] = test_read(d->logits);
+        te_tensor_to_host(d->id, ids[i]);
+    }
+    return graph;
+}
+
+TE_TEST_DEVICES(decode_in_a_graph) {
+    for (int n = 0; n < 4 * 2 * 2; n++) {
+        const int kind = n % 4;
+        const te_dtype dtype = n / 4 % 2 ? TE_BF16 : TE_F32;
+        const int64_t batch = 1 + n / 8;
+        const size_t bytes = (size_t)batch * DEC_V * sizeof(float);
+        float *calls[DEC_N], *launches[DEC_N];
+        int32_t call_ids[DEC_N][2] = {{0}}, launch_ids[DEC_N][2] = {{0}}, all[2][DEC_ROOM + 1];
+        test_case("%s, %s, batch %d", dec_kinds[kind], te_dtype_name(dtype), (int)batch);
+        te_causal_lm_desc desc = dec_desc(kind, dtype);
+        te_seed(te, 5);
+        decoder d = dec_open(te, te_causal_lm_create(te, &desc), batch);
+        REQUIRE_OK(te);
+        te_no_grad_begin(te);
+        te_graph_destroy(dec_run(&d, DEC_N, calls, call_ids));
+        /* without a cache: each time all ids */
+        for (int64_t b = 0; b < batch; b++) {
+            for (int i = 0; i < DEC_P; i++) all[b][i] = (int32_t)(((b * DEC_P + i) * (b * DEC_P + i) * 7 + 3) % DEC_V);
+            for (int i = 0; i < DEC_N; i++) all[b][DEC_P + i] = call_ids[i][b];
+        }
+        for (int i = 0; i < DEC_N; i++)
+            for (int64_t b = 0; b < batch; b++) {
+                te_tensor *y = te_forward(d.m, te_tensor_from_host(te, TE_I32, SHAPE(1, DEC_P + i), all[b]));
+                const float *want = test_read(te_tensor_narrow(y, 1, DEC_P + i - 1, 1));
+                /* f32 sums of some 50 numbers; on CUDA products of f32 have 10 bits of mantissa (TF32); bf16: 8 bits, some thirty roundings */
+                CHECK_ERROR_BELOW("without a cache", calls[i] + b * DEC_V, want, DEC_V, dtype == TE_BF16 ? 5e-2 : te_ctx_is_cuda(te) ? 1e-2 : 1e-5);
+            }
+        te_kv_cache_truncate(d.cache, 0);
+        te_graph *graph = dec_run(&d, 2, launches, launch_ids);
+        for (int i = 0; i < DEC_N; i++) CHECK_BYTES("logits", launches[i], calls[i], bytes);
+        CHECK_BYTES("ids", launch_ids, call_ids, sizeof call_ids);
+        /* the cache is full: nothing runs */
+        CHECK_EQ_INT(te_graph_launch(graph), TE_ERR_INVALID);
+        CHECK_ERROR(te, TE_ERR_INVALID, "the graph adds 1 positions to a kv_cache that has 14, and room for 14");
+        CHECK_EQ_INT(te_kv_cache_length(d.cache), DEC_ROOM);
+        CHECK_BYTES("logits of a refused launch", test_read(d.logits), calls[DEC_N - 1], bytes);
+        /* back to a place behind the prompt, by a call and by launches in turn */
+        CHECK_EQ_INT(te_kv_cache_truncate(d.cache, DEC_P + 1), TE_OK);
+        te_tensor_copy_from_host(d.id, call_ids[1]);
+        for (int i = 2; i < DEC_N; i++) {
+            if (i % 3 == 0) dec_step(&d, d.id);
+            else te_graph_launch(graph);
+            CHECK_BYTES("logits after a step back", test_read(d.logits), calls[i], bytes);
+        }
+        CHECK_EQ_INT(te_kv_cache_length(d.cache), DEC_ROOM);
+        te_no_grad_end(te);
+        CHECK_OK(te);
+        te_graph_destroy(graph);
+        dec_close(&d);
+    }
+}
+
+/* Two new ids in one forward, two forwards in one capture, and a capture that begins with an empty cache. */
+TE_TEST_DEVICES(decode_several_ids_in_a_graph) {
+    te_causal_lm_desc desc = dec_desc(1, TE_F32);
+    te_seed(te, 5);
+    decoder d = dec_open(te, te_causal_lm_create(te, &desc), 1);
+    te_tensor *pair = te_tensor_from_host(te, TE_I32, SHAPE(1, 2), (const int32_t[]){4, 9});
+    float *want[2];
+    te_no_grad_begin(te);
+    for (int run = 0; run < 2; run++) {
+        te_graph *graph = NULL;
+        te_kv_cache_truncate(d.cache, 0);
+        for (int i = 0; i < 3; i++) { /* 3 ids each time: 9 of 14 */
+            if (run && i == 0) {
+                te_graph_begin(te);
+                dec_step(&d, pair);
+                dec_step(&d, d.id);
+                graph = te_graph_end(te);
+            }
+            if (run) CHECK_EQ_INT(te_graph_launch(graph), TE_OK);
+            else dec_step(&d, pair), dec_step(&d, d.id);
+            CHECK_EQ_INT(te_kv_cache_length(d.cache), 3 * (i + 1));
+        }
+        want[run] = test_read(d.logits);
+        te_graph_destroy(graph);
+    }
+    /* f32 sums of some 50 numbers; TF32. The first pair goes through another kernel: in a capture its keys come from the cache */
+    CHECK_ERROR_BELOW("launches", want[1], want[0], DEC_V, te_ctx_is_cuda(te) ? 1e-2 : 1e-5);
+    te_no_grad_end(te);
+    CHECK_OK(te);
+    dec_close(&d);
+}
+
+static te_result dec_attention(te_module *m, te_forward_args *args) {
+    te_result result;
+    te_module_set_forward(m, NULL);
+    args->outputs.out = te_forward_with(m, args);
+    result = te_error_code(te_module_ctx(m));
+    te_module_set_forward(m, dec_attention);
+    return result;
+}
+TE_TEST_DEVICES(decode_refusals) {
+    te_causal_lm_desc desc = dec_desc(3, TE_F32);
+    desc.rotary.scaling.original_max_position_embeddings = 7;
+    decoder d = dec_open(te, te_causal_lm_create(te, &desc), 1);
+    te_graph *graph;
+    te_no_grad_begin(te);
+    dec_step(&d, dec_prompt(te, 1));
+    dec_step(&d, d.id);
+    REQUIRE_OK(te);
+    te_graph_begin(te);
+    CHECK_EQ_INT(te_kv_cache_truncate(d.cache, 0), TE_ERR_STATE);
+    CHECK(te_graph_end(te) == NULL);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_kv_cache_truncate between te_graph_begin and te_graph_end");
+    te_graph_begin(te);
+    CHECK(te_kv_cache_create(d.m, 1, 4) == NULL);
+    te_graph_end(te);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_kv_cache_create between te_graph_begin and te_graph_end");
+    te_graph_begin(te);
+    te_forward_args part = {.input = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, DEC_D)), .kv_cache = d.cache};
+    CHECK(te_forward_with(te_module_find(d.m, "model.layers.0"), &part) == NULL);
+    te_graph_end(te);
+    CHECK_ERROR(te, TE_ERR_STATE, "a call with kv_cache of a part of a model");
+    te_module_set_forward(te_module_find(d.m, "model.layers.1.self_attn.sdpa"), dec_attention);
+    te_kv_cache_truncate(d.cache, DEC_P);
+    dec_step(&d, d.id); /* a call goes on */
+    CHECK_OK(te);
+    te_graph_begin(te);
+    dec_step(&d, d.id);
+    CHECK(te_graph_end(te) == NULL);
+    CHECK_ERROR(te, TE_ERR_STATE, "or of one with another sdpa");
+    te_module_set_forward(te_module_find(d.m, "model.layers.1.self_attn.sdpa"), NULL);
+    CHECK_EQ_INT(te_kv_cache_length(d.cache), DEC_P + 1);
+    /* the capture of the seventh position rotates by the short list: the eighth is another matter */
+    te_graph_begin(te);
+    dec_step(&d, d.id);
+    graph = te_graph_end(te);
+    CHECK_EQ_INT(te_graph_launch(graph), TE_OK);
+    CHECK_EQ_INT(te_graph_launch(graph), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "kv_cache has 7 positions, and the graph was captured with 6");
+    te_graph_destroy(graph);
+    te_kv_cache_truncate(d.cache, 2);
+    te_graph_begin(te);
+    dec_step(&d, d.id);
+    te_kv_cache_destroy(d.cache);
+    CHECK(te_graph_end(te) == NULL);
+    CHECK_ERROR(te, TE_ERR_STATE, "destroying a KV cache that a step has extended");
+    d.cache = te_kv_cache_create(d.m, 1, DEC_ROOM);
+    dec_step(&d, d.id);
+    te_graph_begin(te);
+    dec_step(&d, d.id);
+    graph = te_graph_end(te);
+    CHECK_OK(te);
+    te_kv_cache_destroy(d.cache);
+    CHECK_EQ_INT(te_graph_launch(graph), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_graph_launch: its KV cache was destroyed");
+    te_graph_destroy(graph);
+    te_no_grad_end(te);
+    te_module_destroy(d.m);
+}
+
+/* A warm-up compiles a step, and leaves the cache's numbers as they are: what follows is right. */
+TE_TEST_DEVICES(decode_after_a_warmup) {
+    te_causal_lm_desc desc = dec_desc(0, TE_F32);
+    te_seed(te, 5);
+    decoder d = dec_open(te, te_causal_lm_create(te, &desc), 1);
+    float *want[2];
+    te_no_grad_begin(te);
+    for (int run = 0; run < 2; run++) {
+        if (run) {
+            te_warmup_begin(te);
+            te_kv_cache_truncate(d.cache, 0);
+            dec_step(&d, dec_prompt(te, 1));
+            dec_step(&d, d.id);
+            te_warmup_end(te);
+        }
+        te_kv_cache_truncate(d.cache, 0);
+        dec_step(&d, dec_prompt(te, 1));
+        dec_step(&d, d.id);
+        dec_step(&d, d.id);
+        want[run] = test_read(d.logits);
+    }
+    CHECK_BYTES("logits", want[1], want[0], DEC_V * sizeof(float));
+    te_no_grad_end(te);
+    CHECK_OK(te);
+    dec_close(&d);
+}

@@ -1200,6 +1200,19 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.nvfp4_dequantize.groups = call_groups(te, M);
         c->tolerance = 0;
         break;
+        CALL(156, ATTN_FWD, "attention of e4m3 codes, causal, grouped heads")
+        c->args.attn_fwd.q = call_normal(te, TE_F8E4M3, 4, q, 1);
+        c->args.attn_fwd.k = call_normal(te, TE_F8E4M3, 4, kv, 2);
+        c->args.attn_fwd.v = call_normal(te, TE_F8E4M3, 4, kv, 3);
+        c->args.attn_fwd.o = call_out(c, te, dtype, 4, q);
+        c->args.attn_fwd.lse = call_out(c, te, TE_F32, 3, lse);
+        c->args.attn_fwd.fp8.s_dtype = TE_F8E4M3;
+        c->args.attn_fwd.fp8.s_amax = call_out(c, te, TE_F32, 1, one);
+        c->args.attn_fwd.fp8.q_scale_inv = te_tensor_full(te, TE_F32, 1, one, 1);
+        c->args.attn_fwd.fp8.k_scale_inv = te_tensor_full(te, TE_F32, 1, one, 1);
+        c->args.attn_fwd.fp8.v_scale_inv = te_tensor_full(te, TE_F32, 1, one, 0.5);
+        c->tolerance = 5e-2; /* two devices may round probabilities to other codes */
+        break;
     default: return false;
     }
 #undef CALL

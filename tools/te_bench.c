@@ -1538,6 +1538,51 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     te_scope_end(b->te);
 }
 
+/* x as E4M3 codes; *scale_inv becomes their factor. */
+static te_tensor *codes_of(bench *b, te_tensor *x, te_tensor **scale_inv) {
+    te_op_fp8_quantize_args cast;
+    te_tensor *y = te_tensor_empty(b->te, TE_F8E4M3, te_tensor_ndim(x), te_tensor_shape(x));
+    const int64_t n = te_tensor_numel(x), shape[2] = {n / te_tensor_shape(x)[3], te_tensor_shape(x)[3]};
+    memset(&cast, 0, sizeof cast);
+    cast.x = te_tensor_view(x, 2, shape), cast.row = te_tensor_view(y, 2, shape);
+    cast.current = true;
+    cast.scale_inv = *scale_inv = te__empty_1d(b->te, TE_F32, 1);
+    te_op_fp8_quantize(b->te, &cast);
+    return y;
+}
+/* FP8 attention of codes, over our own attention of bf16. */
+static void bench_attention_fp8(bench *b, int64_t batch, int64_t heads, int64_t groups, int64_t s, int64_t d, bool causal) {
+    static const char name[] = "fp8 attention forward";
+    const int64_t q[4] = {batch, s, heads, d}, kv[4] = {batch, s, groups, d}, l[3] = {batch, heads, s};
+    const double flops = 4.0 * (double)batch * (double)heads * (double)s * (double)s * (double)d * (causal ? 0.5 : 1);
+    any_call plain, c;
+    char shape[64];
+    double bf16, fp8;
+    te_tensor *tq, *tk, *tv;
+    te_attn_fp8 *f = &c.args.attn_fwd.fp8;
+    snprintf(shape, sizeof shape, "b%d h%d/%d s%d d%d%s", (int)batch, (int)heads, (int)groups, (int)s, (int)d, causal ? " c" : "");
+    if (!wanted(b, name)) return;
+    te_scope_begin(b->te);
+    tq = te_tensor_normal(b->te, TE_BF16, 4, q, 0, 1), tk = te_tensor_normal(b->te, TE_BF16, 4, kv, 0, 1), tv = te_tensor_normal(b->te, TE_BF16, 4, kv, 0, 1);
+    memset(&plain, 0, sizeof plain);
+    plain.op = TE_OP_ATTN_FWD;
+    plain.args.attn_fwd.q = tq, plain.args.attn_fwd.k = tk, plain.args.attn_fwd.v = tv;
+    plain.args.attn_fwd.o = te_tensor_empty(b->te, TE_BF16, 4, q), plain.args.attn_fwd.lse = te_tensor_empty(b->te, TE_F32, 3, l);
+    plain.args.attn_fwd.format = TE_BSHD;
+    plain.args.attn_fwd.rule.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    c = plain;
+    c.args.attn_fwd.q = codes_of(b, tq, &f->q_scale_inv), c.args.attn_fwd.k = codes_of(b, tk, &f->k_scale_inv), c.args.attn_fwd.v = codes_of(b, tv, &f->v_scale_inv);
+    f->s_dtype = TE_F8E4M3;
+    f->s_amax = te__empty_1d(b->te, TE_F32, 1);
+    te_tensor_fill(f->s_amax, 0);
+    te__sleep(0.04);
+    bf16 = measure(b, run_call, &plain), fp8 = measure(b, run_call, &c);
+    report_against(b, name, shape, fp8, flops / fp8 * 1e-12, flops / bf16 * 1e-12, "TFLOP/s", "our bf16");
+    bf16 = measure_sustained(b, run_call, &plain, bf16), fp8 = measure_sustained(b, run_call, &c, fp8);
+    report_against(b, "fp8 attention forward, sustained", shape, fp8, flops / fp8 * 1e-12, flops / bf16 * 1e-12, "TFLOP/s", "our bf16");
+    te_scope_end(b->te);
+}
+
 /* Options of attention beside plain attention, at one shape: what each costs. Rates count the products that plain attention has, so that their ratios are those of times. */
 typedef struct attention_variant {
     const char *name;
@@ -2290,6 +2335,11 @@ static void measure_all(bench *b) {
     for (i = 0; i < (int)(sizeof attention / sizeof *attention); i++)
         bench_attention(b, attention[i].batch, attention[i].heads, attention[i].groups, attention[i].s, attention[i].d, attention[i].causal, false);
     bench_attention(b, 4, 32, 32, 4096, 128, true, true);
+    bench_attention_fp8(b, 1, 32, 8, 8192, 128, true);
+    bench_attention_fp8(b, 4, 32, 8, 4096, 128, true);
+    bench_attention_fp8(b, 1, 32, 8, 16384, 128, true);
+    bench_attention_fp8(b, 4, 32, 8, 4096, 128, false);
+    bench_attention_fp8(b, 4, 32, 8, 4096, 64, true);
     bench_attention_variants(b);
     bench_sparse_attention(b, 64, 4096, 512);
     for (int i = 0; i < 8; i++) bench_decode(b, i / 2 % 2 ? 32 : 1, 32, i < 4 ? 8 : 32, i < 4 ? 8192 : 4096, 128, i % 2);

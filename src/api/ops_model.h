@@ -426,12 +426,25 @@ typedef struct te_attn_rule {
 /* Options of FP8 attention. The probabilities S and the gradients dP of the scores are rounded to FP8 before GEMMs.
  * Each number becomes f32(code) * RN(1 / scale), with the code of te_op_fp8_quantize. RN rounds to the nearest f32. S
  * is rounded after dropout. The gradient of a bias sums rounded dP; with a softcap it sums unrounded gradients. The
- * caller rounds q, k, v, o and their gradients. */
+ * caller rounds o and the gradients, and q, k and v: either to numbers of their format, or to FP8 codes.
+ *
+ * The forward pass takes q, k and v as codes of FP8 (all three), with the factors q_scale_inv, k_scale_inv and
+ * v_scale_inv: a number is f32(code) * factor.
+ *
+ * Without s_scale the forward pass rounds each row of S by a scale of its own, which the row's scores give: the numbers
+ * e^(score - m) become codes, before the factor 1 / (1 - p) of dropout. The scale is 2^8 with m the row's largest
+ * score, so that the largest number is exact. Hopper's kernel for e4m3 codes does not know that score before the row's
+ * end. Its m is the largest score so far, its scale is 2^3, and m changes only when a number exceeds 448. The
+ * denominator has numbers before rounding, but the largest one, which it has as its code; so does not lse. s_amax gets
+ * the largest S before rounding, as with s_scale. */
 typedef struct te_attn_fp8 {
     te_dtype s_dtype, dp_dtype;   /* e4m3 or e5m2; 0 => not rounded. Only the backward pass reads dp_dtype */
-    te_tensor *s_scale, *dp_scale; /* f32 [1], read; the backward pass needs the s_scale of the forward pass */
+    te_tensor *s_scale, *dp_scale; /* f32 [1], read; s_scale: NULL in the forward pass => a scale for each row. The
+                                    * backward pass needs an s_scale */
     te_tensor *s_amax, *dp_amax;  /* f32 [1], optional: the forward pass sets s_amax to max(s_amax, max |S|), the
                                    * backward pass dp_amax to max(dp_amax, max |dP|) */
+    te_tensor *q_scale_inv, *k_scale_inv, *v_scale_inv; /* f32 [1], read; only for FP8 codes of q, k and v, which need
+                                                         * them. The backward pass takes no codes */
 } te_attn_fp8;
 
 /* O = softmax(scale * Q K^T, masked) V, without storing the score matrix.
@@ -439,7 +452,7 @@ typedef struct te_attn_fp8 {
  *         other, with a padding mask
  *   k, v  [s_kv, b, G, d]; with TE_BSHD [b, s_kv, G, d]; with TE_THD [tokens, G, d]. v may have another head size than
  *         q and k. Head h of q uses head h / (H / G) of k and v. q, k, v and o may have any strides, with adjacent
- *         channels. d is at most 1024
+ *         channels. d is at most 1024. q, k and v may be FP8 codes, see te_attn_fp8
  *   lse   f32 [b, H, s_q], or [H, tokens]: log(sum of exp(score)) of each row, after scale, softcap, bias and mask. A
  *         row that sees no key has lse -inf and o 0
  *   max_logit   f32 [H], optional, written: the largest of these scores of each head; -inf if no row sees a key

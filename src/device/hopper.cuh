@@ -304,11 +304,12 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
 //   a[2], a[3]  the same two rows, 8 columns further
 // The accumulators of 16 neighbouring columns, rounded to 16 bits, have this layout too. `flags` is ", 1, 1, trans-b".
 #define TE__WGMMA_A(a) "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3])
-#define TE_WGMMA_A_64(types, flags, d, a, b, keep)                                 \
+#define TE_WGMMA_A_64(types, flags, d, a, b, keep) TE_WGMMA_A_TO_64("+f", types, flags, d, a, b, keep)
+#define TE_WGMMA_A_TO_64(out, types, flags, d, a, b, keep)                         \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                        \
                  "wgmma.mma_async.sync.aligned.m64n64" types " {" TE__REGISTERS_32 \
                  "}, {%32, %33, %34, %35}, %36, p" flags "; }"                     \
-                 : TE__FLOATS_32("+f", d, 0)                                       \
+                 : TE__FLOATS_32(out, d, 0)                                        \
                  : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
 #define TE_WGMMA_A_96(types, flags, d, a, b, keep)                                 \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %53, 0;\n"                        \
@@ -316,11 +317,12 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
                  "}, {%48, %49, %50, %51}, %52, p" flags "; }"                     \
                  : TE__FLOATS_32("+f", d, 0), TE__FLOATS_16("+f", d, 32)           \
                  : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
-#define TE_WGMMA_A_128(types, flags, d, a, b, keep)                                 \
+#define TE_WGMMA_A_128(types, flags, d, a, b, keep) TE_WGMMA_A_TO_128("+f", types, flags, d, a, b, keep)
+#define TE_WGMMA_A_TO_128(out, types, flags, d, a, b, keep)                         \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"                         \
                  "wgmma.mma_async.sync.aligned.m64n128" types " {" TE__REGISTERS_64 \
                  "}, {%64, %65, %66, %67}, %68, p" flags "; }"                      \
-                 : TE__FLOATS_64("+f", d, 0)                                        \
+                 : TE__FLOATS_64(out, d, 0)                                         \
                  : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
 #define TE_WGMMA_A_192(types, flags, d, a, b, keep)                                 \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %101, 0;\n"                        \

@@ -1,6 +1,7 @@
 /* nn/fp8_attention.c: the attention core under a recipe with fp8_dpa. Tensors are rounded to FP8 codes at the same
- * points as in TransformerEngine (S is the softmax). The GEMMs run in high precision on the decoded numbers. This file
- * must not depend on the module tree.
+ * points as in TransformerEngine (S is the softmax). With a per-tensor recipe the forward pass multiplies the codes
+ * themselves. The other GEMMs run in high precision on the decoded numbers. This file must not depend on the module
+ * tree.
  *
  * The table has the tensors that are quantized. A per-tensor recipe has six scales, and tensors in parentheses share
  * one. An MXFP8 recipe has blocks of 32 numbers along dimension d (channels) or s (tokens).
@@ -11,7 +12,9 @@
  *
  * Delayed scaling has one amax history for each of the six scales. S and dP are never whole in memory, so their amaxes
  * cannot be measured first. Under current scaling S and dP therefore use delayed scaling with the latest amax, as in
- * TransformerEngine. The quantizer factory of a custom recipe is called for each of the six scales. If it returns an
+ * TransformerEngine. The forward pass rounds each row of S by a scale of its own (te_attn_fp8), since the kernel does
+ * not know a row's sum before its end. It records the amax of S, and the backward pass rounds S by the delayed scale.
+ * The quantizer factory of a custom recipe is called for each of the six scales. If it returns an
  * MXFP8 quantizer for q, k and v, the MXFP8 line applies.
  *
  * The gradient of the softmax needs D, the sum of S * dP over each row (ops/attn/cpu.c). D is computed from the
@@ -192,6 +195,28 @@ static te_result te__attention_decode(te_tensor *const y[3], te_qkv_format kv, b
     return TE_OK;
 }
 
+/* Sets the FP8 codes and their factors of a call, from per-tensor codes of te__attention_quantize. Rows of codes are
+ * padded to 16 bytes. */
+static te_result te__attention_codes(te_tensor *const y[3], te_op_attn_fwd_args *args) {
+    const te_tensor **to[3];
+    te_tensor **factor[3];
+    int i;
+    to[0] = &args->q, to[1] = &args->k, to[2] = &args->v;
+    factor[0] = &args->fp8.q_scale_inv, factor[1] = &args->fp8.k_scale_inv, factor[2] = &args->fp8.v_scale_inv;
+    for (i = 0; i < 3; i++) {
+        const int last = y[i]->ndim - 1;
+        int64_t shape[TE_MAX_DIMS];
+        te_tensor *x;
+        memcpy(shape, y[i]->shape, sizeof(shape));
+        shape[last] = te__cols(y[i]->quantized->row.data);
+        x = te_tensor_view(y[i]->quantized->row.data, y[i]->ndim, shape);
+        *to[i] = te_tensor_narrow(x, last, 0, y[i]->shape[last]);
+        *factor[i] = y[i]->quantized->row.scale;
+        if (!*to[i]) return te_error_code(y[i]->te);
+    }
+    return TE_OK;
+}
+
 /* Views [.., H, d] as [.., H d]. */
 static te_tensor *te__heads_joined(te_tensor *x) {
     int64_t shape[4];
@@ -284,7 +309,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     const bool blocks = te__attention_by_blocks(call);
     const te__rng_state before = te__rng_now(te);
     te__fp8_attention state = TE_ZERO;
-    te_tensor *codes[3], *values[3], *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED + 1], *y = NULL;
+    te_tensor *codes[3], *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED + 1], *y = NULL;
     te_op_attn_fwd_args *args = &state.args;
     te__quant_spec spec;
     bool ready;
@@ -305,7 +330,14 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
         te__rng_back(te, before);
         return te__frame_return(te, NULL);
     }
-    ready = te__attention_decode(codes, te__attn_kv_format(args), blocks, values) == TE_OK;
+    if (blocks) {
+        te_tensor *values[3];
+        ready = te__attention_decode(codes, te__attn_kv_format(args), blocks, values) == TE_OK;
+        args->q = ready ? values[0] : NULL;
+        args->k = ready ? values[1] : NULL;
+        args->v = ready ? values[2] : NULL;
+    } else
+        ready = te__attention_codes(codes, args) == TE_OK;
     saved[TE__ATTENTION_SAVED] = NULL;
     if (ready && !blocks) {
         spec = te__attention_spec(call, &inner, false, TE__SLOT_S, TE_ROWWISE);
@@ -314,12 +346,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
         saved[TE__ATTENTION_SAVED] = te__copied(spec.scale, TE_F32);
         ready = saved[TE__ATTENTION_SAVED] != NULL;
         args->fp8.s_dtype = state.s_dtype = spec.dtype;
-        args->fp8.s_scale = spec.scale;
         args->fp8.s_amax = spec.amax;
     }
-    args->q = values[0];
-    args->k = values[1];
-    args->v = values[2];
     if (ready && te_op_attn_fwd(te, args) == TE_OK) {
         spec = te__attention_spec(call, &call->recipe, false, TE__SLOT_O,
                                   TE_ROWWISE | (fp8_output && te__grad_will_be(te) ? TE_COLUMNWISE : 0));

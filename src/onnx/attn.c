@@ -341,7 +341,12 @@ static void te__onnx_attn_fwd(te__onnx *g, const te_op_attn_fwd_args *a, const t
             extra = te__onnx_over_heads(g, TE__ONNX_READ(rule.softmax_offset), heads, false);
         v = te__onnx_softmax_with(g, v, visible, extra);
     }
-    if (a->fp8.s_dtype)
+    if (a->fp8.s_dtype && !a->fp8.s_scale) { /* the largest of a row becomes 2^8; rows without keys are zeros */
+        const int most = te__onnx_2(g, "Max", te__onnx_reduce(g, "ReduceMax", v, -1), te__onnx_f32(g, FLT_MIN)),
+                  factor = te__onnx_2(g, "Div", te__onnx_f32(g, exp2f(TE__ATTN_FP8_ROW)), most);
+        v = te__onnx_through_codes(g, te__onnx_2(g, "Mul", v, factor), te__onnx_f32(g, 1.0f), a->fp8.s_dtype);
+        v = te__onnx_2(g, "Div", v, factor);
+    } else if (a->fp8.s_dtype)
         v = te__onnx_through_codes(g, v, te__onnx_inverse(g, a->fp8.s_scale, b->fp8.s_scale), a->fp8.s_dtype);
     v = te__onnx_2(g, "MatMul", v, te__onnx_heads(g, TE__ONNX_READ(v), kv_first, false, heads, groups, a->v->shape[3]));
     v = q_first ? te__onnx_swap4(g, v, 0, 2, 1, 3) : te__onnx_swap4(g, v, 2, 0, 1, 3);

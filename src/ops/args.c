@@ -207,10 +207,13 @@ enum {
     T(rule.score_mod.aux[3], TE__IN | TE__AS_AUX | TE__OPT)
 #define TE__ARGS_ATTN_PAGES(T) T(rule.page_table, TE__IN_I32 | TE__OPT)
 #define TE__ARGS_attn_fwd(T, L) \
-    T(q, TE__IN_FLOAT | TE__STRIDED) T(k, TE__IN_FLOAT | TE__STRIDED) T(v, TE__IN_FLOAT | TE__STRIDED) \
-    T(o, TE__OUT_FLOAT | TE__STRIDED) T(lse, TE__OUT_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT) \
+    T(q, TE__IN_FLOAT | TE__AS_FP8 | TE__STRIDED) T(k, TE__IN_FLOAT | TE__AS_FP8 | TE__STRIDED) \
+    T(v, TE__IN_FLOAT | TE__AS_FP8 | TE__STRIDED) T(o, TE__OUT_FLOAT | TE__STRIDED) \
+    T(lse, TE__OUT_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT) \
     T(max_logit, TE__OUT_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T) TE__ARGS_ATTN_PAGES(T) \
-    T(fp8.s_scale, TE__IN_F32 | TE__NEED(a->fp8.s_dtype)) T(fp8.s_amax, TE__INOUT_F32 | TE__OPT)
+    T(fp8.s_scale, TE__IN_F32 | TE__OPT) T(fp8.s_amax, TE__INOUT_F32 | TE__OPT) \
+    T(fp8.q_scale_inv, TE__IN_F32 | TE__OPT) T(fp8.k_scale_inv, TE__IN_F32 | TE__OPT) \
+    T(fp8.v_scale_inv, TE__IN_F32 | TE__OPT)
 #define TE__ARGS_attn_bwd(T, L) \
     T(q, TE__IN_FLOAT | TE__STRIDED) T(k, TE__IN_FLOAT | TE__STRIDED) T(v, TE__IN_FLOAT | TE__STRIDED) \
     T(o, TE__IN_FLOAT | TE__STRIDED | TE__NEED(!a->fp8.s_dtype && !a->fp8.dp_dtype)) T(lse, TE__IN_F32) \

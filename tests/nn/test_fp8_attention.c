@@ -87,7 +87,8 @@ static te_tensor *along_sequence(te_ctx *te, const problem *p, te_tensor *x, te_
     x = te_tensor_transpose(by_blocks(te, te_tensor_contiguous(x), codes, TE_COLUMNWISE), 1, 2);
     return te_tensor_contiguous(p->format == TE_SBHD ? te_tensor_transpose(x, 0, 1) : x);
 }
-static void three(te_ctx *te, const problem *p, te_tensor *x[3], bool backward, float scale, float *amax) {
+/* Returns the scale of all three. */
+static float three(te_ctx *te, const problem *p, te_tensor *x[3], bool backward, float scale, float *amax) {
     const te_dtype codes = codes_of(p, backward);
     if (p->recipe.kind == TE_RECIPE_CURRENT) { /* one scale for all three */
         float top = 0;
@@ -102,6 +103,7 @@ static void three(te_ctx *te, const problem *p, te_tensor *x[3], bool backward, 
         if (p->recipe.kind != TE_RECIPE_MXFP8) x[i] = by_scale(te, x[i], codes, scale, p->recipe.kind == TE_RECIPE_DELAYED ? amax : &unused);
         else x[i] = i == 2 ? along_sequence(te, p, x[i], codes) : by_blocks(te, x[i], codes, TE_ROWWISE);
     }
+    return scale;
 }
 static te_tensor *one(te_ctx *te, const problem *p, te_tensor *x, bool backward, float scale, float *amax) {
     te_quantizer_desc d = {0};
@@ -111,6 +113,19 @@ static te_tensor *one(te_ctx *te, const problem *p, te_tensor *x, bool backward,
     d.dtype = codes_of(p, backward);
     d.usage = TE_ROWWISE;
     return through(te, x, &d);
+}
+
+/* The same codes, of one scale, and their factor: te_op_attn_fwd takes codes. */
+static te_tensor *codes_by(te_ctx *te, te_tensor *x, te_dtype codes, float scale, te_tensor **scale_inv) {
+    te_op_fp8_quantize_args cast = {0};
+    const int64_t *shape = te_tensor_shape(x), last = shape[te_tensor_ndim(x) - 1];
+    te_tensor *y = te_tensor_empty(te, codes, te_tensor_ndim(x), shape);
+    cast.x = te_tensor_view(x, SHAPE(te_tensor_numel(x) / last, last));
+    cast.row = te_tensor_view(y, SHAPE(te_tensor_numel(x) / last, last));
+    cast.scale = te_tensor_full(te, TE_F32, SHAPE(1), (double)scale);
+    cast.scale_inv = *scale_inv = te_tensor_empty(te, TE_F32, SHAPE(1));
+    te_op_fp8_quantize(te, &cast);
+    return y;
 }
 
 static outcome points(te_ctx *te, const problem *p, int step, const scales *in) {
@@ -123,7 +138,8 @@ static outcome points(te_ctx *te, const problem *p, int step, const scales *in) 
     te_scope_begin(te);
     te_no_grad_begin(te);
     for (int i = 0; i < INPUTS; i++) x[i] = input_of(te, p, i == DO ? DO : i, step);
-    three(te, p, x, false, in->forward[QKV], &out.amax.forward[QKV]);
+    te_tensor *const plain[3] = {x[Q], x[K], x[V]};
+    const float scale = three(te, p, x, false, in->forward[QKV], &out.amax.forward[QKV]);
     for (int i = O; i < TENSORS; i++) x[i] = te_tensor_empty(te, p->dtype, shape_of(p, i, shape), shape);
     f.q = g.q = x[Q];
     f.k = g.k = x[K];
@@ -139,7 +155,10 @@ static outcome points(te_ctx *te, const problem *p, int step, const scales *in) 
     if (rounds) {
         f.fp8.s_dtype = g.fp8.s_dtype = codes_of(p, false);
         g.fp8.dp_dtype = codes_of(p, true);
-        f.fp8.s_scale = g.fp8.s_scale = te_tensor_full(te, TE_F32, SHAPE(1), (double)in->forward[S]);
+        g.fp8.s_scale = te_tensor_full(te, TE_F32, SHAPE(1), (double)in->forward[S]); /* in the forward pass each row has a scale of its own */
+        f.q = codes_by(te, plain[Q], codes_of(p, false), scale, &f.fp8.q_scale_inv);
+        f.k = codes_by(te, plain[K], codes_of(p, false), scale, &f.fp8.k_scale_inv);
+        f.v = codes_by(te, plain[V], codes_of(p, false), scale, &f.fp8.v_scale_inv);
         g.fp8.dp_scale = te_tensor_full(te, TE_F32, SHAPE(1), (double)in->backward[DP]);
         f.fp8.s_amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
         g.fp8.dp_amax = te_tensor_zeros(te, TE_F32, SHAPE(1));

@@ -27,6 +27,7 @@ typedef struct xcase {
     int64_t page_size; /* 0: no pages */
     te_dtype s_dtype, dp_dtype; /* FP8 attention; 0: none */
     float s_scale, dp_scale;
+    bool by_row; /* the forward pass rounds each row of S by a scale of its own, the backward pass by s_scale */
     te_dtype bias_dtype, dbias_dtype; /* dbias_dtype 0: as the bias */
     int repeats; /* which sizes of the bias are 1: REPEATS.. | ..; 0: as option BIAS says */
     int rule; /* the user's, for scores: RULE_.. */
@@ -335,15 +336,17 @@ static double row_of(const xcase *c, const xdata *in, xdata *out, xsums *sum, do
     if (top > out->max_logit[h]) out->max_logit[h] = (float)top;
     for (int64_t j = 0; j < c->length_kv[b]; j++) total += p[j] = exp(p[j] - top);
     if (c->option[SOFTMAX] != TE_SOFTMAX_VANILLA) total += sink = exp((in->offset ? (double)in->offset[h] : 0) - top);
+    const double unit = total * exp2(8); /* the largest becomes 2^8 */
     for (int64_t j = 0; j < c->length_kv[b]; j++) {
         double keep = in->keep ? (double)in->keep[((b * c->heads + h) * c->s_q + i) * c->s_kv + j] : 1;
         p[j] /= total;
         dp[j] = 0;
         if (p[j] == 0) continue;
-        const double s = as_code(c->s_dtype, p[j] * keep, c->s_scale);
+        const double s = as_code(c->s_dtype, p[j] * keep, c->s_scale),
+                     of_row = c->by_row && keep > 0 ? as_code(c->s_dtype, p[j] * unit, 1) / unit * keep : s;
         sum->s_amax = fmax(sum->s_amax, p[j] * keep);
         for (int64_t x = 0, vj = place(c, V, b, g, j); x < c->d_v; x++) {
-            sum->x[O][oi + x] += s * in->x[V][vj + x];
+            sum->x[O][oi + x] += of_row * in->x[V][vj + x];
             sum->x[DV][vj + x] += s * in->x[DO][oi + x];
             dp[j] += keep * in->x[DO][oi + x] * in->x[V][vj + x];
         }
@@ -493,6 +496,7 @@ static void round_to_fp8(te_ctx *te, const xcase *c, xtensors *t) {
     t->f.fp8.s_dtype = t->g.fp8.s_dtype = c->s_dtype;
     t->g.fp8.dp_dtype = c->dp_dtype;
     t->f.fp8.s_scale = t->g.fp8.s_scale = one_number(te, c->s_scale);
+    if (c->by_row) t->f.fp8.s_scale = NULL;
     t->g.fp8.dp_scale = one_number(te, c->dp_scale);
     t->f.fp8.s_amax = one_number(te, 1e-20f);
     t->g.fp8.dp_amax = one_number(te, 1e-20f);

@@ -72,6 +72,7 @@ TE_TEST_DEVICES(attn_extras_fp8) {
         c.dp_dtype = n % 4 < 2 ? TE_F8E5M2 : TE_F8E4M3;
         c.s_scale = scales[n % 3];
         c.dp_scale = 10 * scales[n / 3 % 3];
+        c.by_row = n / 5 % 2;
         check_case(te, &c);
     }
 }
@@ -88,7 +89,7 @@ TE_TEST_DEVICES(attn_extras_wide) {
         c.scale = (float)((option[DROPOUT] == 2 ? 1.5 : 1) / sqrt((double)c.d));
         if (n % 2) {
             c.s_dtype = n % 4 == 1 ? TE_F8E5M2 : TE_F8E4M3, c.dp_dtype = n % 3 ? TE_F8E5M2 : TE_F8E4M3;
-            c.s_scale = 448, c.dp_scale = 4480;
+            c.s_scale = 448, c.dp_scale = 4480, c.by_row = n % 2;
         }
         check_case(te, &c);
     }
@@ -287,7 +288,7 @@ TE_TEST_DEVICES(attn_extras_refuses) {
     CHECK_ERROR(te, TE_ERR_INVALID, "rule.cu_seqlens_kv_padded belongs to packed keys");
     f = q.f, f.fp8.s_dtype = TE_BF16, f.fp8.s_scale = one_number(te, 1), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_DTYPE, "fp8.s_dtype is bf16");
-    f = q.f, f.fp8.s_dtype = TE_F8E4M3, te_op_attn_fwd(te, &f);
+    g = q.g, g.fp8.s_dtype = TE_F8E4M3, te_op_attn_bwd(te, &g);
     CHECK_ERROR(te, TE_ERR_STATE, "fp8.s_scale");
     g = q.g, g.fp8.dp_dtype = TE_F8E5M2, g.fp8.dp_scale = te_tensor_zeros(te, TE_F32, SHAPE(2)), te_op_attn_bwd(te, &g);
     CHECK_ERROR(te, TE_ERR_SHAPE, "fp8.dp_scale is [2]");

@@ -41,6 +41,8 @@ template <class S> TE_DEV bool te_attn_sees(const S &a, int i, int j) {
     return i < a.s_q && j < a.s_kv && j >= i + a.lo && j <= i + a.hi;
 }
 
+// Returns the bytes of an element of q, k, v, o or a gradient.
+TE_DEV int te_attn_bytes(int dt) { return dt == TE_F32 ? 4 : dt == TE_F8E4M3 || dt == TE_F8E5M2 ? 1 : 2; }
 TE_DEV char *te_attn_head(const te__attn_view &x, int b, int h, int element_bytes) {
     return (char *)x.p + (b * x.b + h * x.h) * element_bytes;
 }
@@ -188,6 +190,8 @@ template <int EXTRA> struct te_attn_of {
     TE_DEV static te_i64 lse_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_q; }
     TE_DEV static te_i64 work_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_pad; }
     TE_DEV static bool in_fp8(const te__attn_kargs &) { return false; }
+    TE_DEV static bool by_row(const te__attn_kargs &) { return false; }
+    TE_DEV static float of_codes(const float *) { return 1.0f; }
     // Returns the factor that turns S into units of log2. With EXTRA = 1, te_adjust has already scaled S, so the factor
     // is 1.
     TE_DEV static float scale2(const te__attn_kargs &a) { return a.scale2; }
@@ -203,7 +207,7 @@ template <> struct te_attn_of<1> {
     typedef te__attn_view view;
     TE_DEV static view from(const te__attn_view &x, te_i64 row) {
         view y = x;
-        y.p = (char *)x.p + row * x.s * (x.dt == TE_F32 ? 4 : 2);
+        y.p = (char *)x.p + row * x.s * te_attn_bytes(x.dt);
         return y;
     }
     TE_DEV static view queries(const te__attn_view &x, const sequence &s) { return from(x, s.q_at); }
@@ -214,6 +218,10 @@ template <> struct te_attn_of<1> {
     TE_DEV static te_i64 work_at(const sequence &s, int, int h) { return s.work_at + h * s.work_head; }
     // Returns true if FP8 attention rounds S or dP (see te_attn_fp8). In that case delta is not dO * O.
     TE_DEV static bool in_fp8(const te__attn_kargs &a) { return a.x.s_dt || a.x.dp_dt; }
+    // Returns true if each row of S has a scale of its own.
+    TE_DEV static bool by_row(const te__attn_kargs &a) { return a.x.by_row; }
+    // Returns the factor of FP8 codes of q, k or v; 1 without codes.
+    TE_DEV static float of_codes(const float *inv) { return inv ? *inv : 1.0f; }
     TE_DEV static float scale2(const te__attn_kargs &) { return 1.0f; }
     // Returns ALiBi's slope of a head in units of log2, like the scores. Returns 0 if there is no ALiBi.
     TE_DEV static float slope2(const te__attn_kargs &a, int b, int h) {
@@ -279,18 +287,22 @@ template <int EXTRA> struct te_attn_rounding {
     TE_DEV te_attn_rounding(int, const float *) {}
     TE_DEV static constexpr bool on() { return false; }
     TE_DEV float operator()(float x) { return x; }
+    TE_DEV float of(float x, float) { return x; }
     TE_DEV void publish(float *) {}
 };
 template <> struct te_attn_rounding<1> {
     int dt;
     float scale, inverse, top;
-    TE_DEV te_attn_rounding(int dt, const float *scale) : dt(dt), scale(dt ? *scale : 1.0f), inverse(1.0f), top(0.0f) {
+    TE_DEV te_attn_rounding(int dt, const float *scale)
+        : dt(dt), scale(dt && scale ? *scale : 1.0f), inverse(1.0f), top(0.0f) {
         if (dt) inverse = __frcp_rn(this->scale);
     }
     TE_DEV bool on() const { return dt != 0; }
-    TE_DEV float operator()(float x) {
+    TE_DEV float operator()(float x) { return of(x, x); }
+    // Rounds x, which stands for the element `real`.
+    TE_DEV float of(float x, float real) {
         if (!dt) return x;
-        top = fmaxf(top, fabsf(x));
+        top = fmaxf(top, fabsf(real));
         return te__attn_rounded(dt, x, scale, inverse);
     }
     // Raises *amax to the warp's greatest absolute value. Floats >= 0 have the same order when they are compared as

@@ -2,8 +2,8 @@
 // matrix.
 //
 // Each row has a running maximum m and a running sum l (Milakov and Gimelshein, 2018; FlashAttention). A row that sees
-// no key keeps l = 0; its o becomes 0 and its lse -inf. FP8 attention rounds the normalized P, so it goes through the
-// keys twice: first for m and l, then for P V.
+// no key keeps l = 0; its o becomes 0 and its lse -inf. FP8 attention rounds the normalized P, or P over the largest
+// element of its row, so it goes through the keys twice: first for m and l, then for P V. q, k and v may be FP8 codes.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
@@ -45,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     const int end =
         EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
     te_attn_rounding<EXTRA> rounded(a.x.s_dt, a.x.s_scale);
+    const float product = te_of::of_codes(a.x.q_inv) * te_of::of_codes(a.x.k_inv), values = te_of::of_codes(a.x.v_inv);
     const float sink2 = EXTRA ? te_attn_sink2(a, at.h) : -TE_INF;
     // Computes the scores of the warp's rows for the key of this lane.
     auto score = [&](int j0, float s[TE_MINE]) {
@@ -58,7 +59,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
             te_attn_products(s, q + warp * TE_MINE * ld_q, ld_q, kv + lane * ld, a.d);
         }
 #pragma unroll
-        for (int r = 0; r < TE_MINE; r++) s[r] = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, s[r], slope2);
+        for (int r = 0; r < TE_MINE; r++)
+            s[r] = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, EXTRA ? s[r] * product : s[r], slope2);
     };
     // Updates the row's maximum m and sum l with a score, and replaces the score by its exponential. Returns the factor
     // for everything that was summed before.
@@ -70,6 +72,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
         return shrink;
     };
     float known2[TE_MINE]; // FP8 attention: lse of the rows, in units of log2
+    // FP8 attention with a scale for each row: P is 2^(score - base). `real` turns it into the softmax.
+    float base[TE_MINE], real[TE_MINE];
     if (rounded.on()) {
         for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
             float s[TE_MINE];
@@ -83,6 +87,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
             float top = m[r], sum = te_warp_sum(l[r]);
             te_attn_add_sink(sink2, &top, &sum);
             known2[r] = sum == 0.0f ? 0.0f : top + log2f(sum);
+            base[r] = te_of::by_row(a) && sum != 0.0f ? m[r] - TE__ATTN_FP8_ROW : known2[r];
+            real[r] = exp2f(base[r] - known2[r]) * a.keep_scale;
         }
     }
     for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
@@ -94,11 +100,14 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
         for (int r = 0; r < TE_MINE; r++) {
             float shrink = 1.0f;
             if (rounded.on())
-                p[r] = exp2f(p[r] - known2[r]);
+                p[r] = exp2f(p[r] - base[r]);
             else
                 shrink = take(r, &p[r]);
             if (!(keep >> r & 1u)) p[r] = 0.0f;
-            if (rounded.on()) p[r] = rounded(p[r] * a.keep_scale);
+            if (rounded.on()) {
+                const float x = p[r] * real[r];
+                p[r] = rounded.of(te_of::by_row(a) ? p[r] : x, x);
+            }
 #pragma unroll
             for (int t = 0; t < TE_CHANNELS; t++) acc[r][t] *= shrink;
         }
@@ -119,7 +128,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) {
         float sum = te_warp_sum(l[r]), shrink = EXTRA ? te_attn_add_sink(sink2, &m[r], &sum) : 1.0f;
-        float inverse = sum == 0.0f ? 0.0f : rounded.on() ? 1.0f : shrink * a.keep_scale / sum;
+        float inverse = sum == 0.0f                            ? 0.0f
+                        : rounded.on() ? (te_of::by_row(a) ? real[r] : 1.0f)
+                                       : shrink * a.keep_scale / sum;
+        if (EXTRA) inverse *= values;
         if (a.lse && lane == 0 && first + r < q_end && c == 0)
             a.lse[te_of::lse_at(seq, at.b, at.h) + first + r] = sum == 0.0f ? -TE_INF : (m[r] + log2f(sum)) * TE_LN2;
 #pragma unroll

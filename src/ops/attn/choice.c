@@ -44,6 +44,29 @@ static const te__attn_row te__attn_rows[TE__ATTN_FEATURES] = {
     TE__ATTN_TABLE(TE__FEATURE)
 #undef TE__FEATURE
 };
+/* What attn_fwd_fp8_hopper.cu lacks. X(feature, condition, description). The general kernels run the rest. */
+#define TE__ATTN_FP8_TABLE(X)                                                                                     \
+    X(p->baseline, "no NVRTC to compile other kernels")                                                           \
+    X(!p->hopper, "the chip is no Hopper")                                                                        \
+    X(a->q.dt != TE_F8E4M3 || a->k.dt != TE_F8E4M3 || a->v.dt != TE_F8E4M3, "codes of another format than e4m3")  \
+    X(a->x.s_dt != TE_F8E4M3, "S that is not rounded to e4m3")                                                    \
+    X(!a->x.by_row, "S rounded to FP8 codes by the sums of whole rows")                                           \
+    X(a->o.dt != TE_BF16 && a->o.dt != TE_F16, "o in f32")                                                        \
+    X(a->d % 16 || a->d_v % 16, "heads of a size that is no multiple of 16")                                      \
+    X(te__max(a->d, a->d_v) > 128, "heads above 128 channels")                                                    \
+    X(te__attn_is_empty(a), "no queries, or no keys")                                                             \
+    X(!(a->scale >= 1e-30f), "a scale below 1e-30")                                                               \
+    X(a->x.page_size != 0, "keys in pages")                                                                       \
+    X(a->dropout_p > 0.0f, "dropout")                                                                             \
+    X(a->x.softcap > 0.0f, "a soft cap")                                                                          \
+    X(mod, "the user's rule for scores")                                                                          \
+    X(a->x.alibi || a->x.bias.dt != TE_DTYPE_NONE, "a bias or ALiBi")                                             \
+    X(a->x.mask.dt != TE_DTYPE_NONE || a->x.blocks.dt != TE_DTYPE_NONE, "a mask of elements or of blocks")        \
+    X(a->x.softmax != (int)TE_SOFTMAX_VANILLA, "a softmax with an offset")                                        \
+    X(max_logit, "max_logit, since a row's largest score is not looked for")            \
+    X(!te__attn_codes_fit(a), "codes whose rows do not start at multiples of 16 bytes, or strides of 0")
+static const char te__attn_why_fp8[] = "FP8 tensor cores: TMA and wgmma";
+
 static const char te__attn_why_hopper[] = "tensor cores: TMA and wgmma";
 
 /* Checks that rows of x can be copied in pieces of 16 bytes. A dimension of size 1 needs no stride, except for packed
@@ -59,6 +82,30 @@ static bool te__attn_stride_fits(int64_t stride, int64_t size) {
 }
 static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t heads, int64_t batch) {
     return te__attn_stride_fits(x->s, rows) && te__attn_stride_fits(x->h, heads) && te__attn_stride_fits(x->b, batch);
+}
+
+static bool te__attn_is_empty(const te__attn_kargs *a) {
+    return a->s_q == 0 || a->s_kv == 0 || a->batch == 0 || a->heads == 0 || (a->x.packed_q && a->x.t_q == 0) ||
+           (a->x.packed_kv && a->x.t_kv == 0);
+}
+/* Checks that TMA can read the codes of q and k, that rows of v's codes can be copied in pieces of 16 bytes, and that
+ * TMA can write o. */
+static bool te__attn_codes_fit(const te__attn_kargs *a) {
+    const te__attn_view *x[3];
+    int i;
+    x[0] = &a->q, x[1] = &a->k, x[2] = &a->v;
+    for (i = 0; i < 3; i++) {
+        const int64_t rows = i == 0 ? (a->x.packed_q ? a->x.t_q : a->s_q) : a->x.packed_kv ? a->x.t_kv : a->s_kv,
+                      heads = i == 0 ? a->heads : a->groups,
+                      batch = (i == 0 ? a->x.packed_q : a->x.packed_kv) ? 1 : a->batch;
+        if (((uintptr_t)x[i]->p | (uintptr_t)(rows == 1 ? 0 : x[i]->s) | (uintptr_t)(heads == 1 ? 0 : x[i]->h) |
+             (uintptr_t)(batch == 1 ? 0 : x[i]->b)) %
+                16 ||
+            !te__attn_view_fits(x[i], rows, heads, batch))
+            return false;
+    }
+    return te__attn_view_is_aligned(&a->o, a, a->s_q, a->heads) &&
+           te__attn_view_fits(&a->o, a->x.packed_q ? a->x.t_q : a->s_q, a->heads, a->x.packed_q ? 1 : a->batch);
 }
 
 /* The smallest soft cap whose gradients run on tensor cores. Some tensor-core kernels compute the cap's derivative from
@@ -102,9 +149,7 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
                    te__attn_view_is_aligned(v.of_kv[i], a, a->s_kv, a->groups);
         return !fits;
     case TE__ATTN_HAS_WIDE: return d > 256;
-    case TE__ATTN_HAS_EMPTY:
-        return a->s_q == 0 || a->s_kv == 0 || a->batch == 0 || a->heads == 0 || (x->packed_q && x->t_q == 0) ||
-               (x->packed_kv && x->t_kv == 0);
+    case TE__ATTN_HAS_EMPTY: return te__attn_is_empty(a);
     case TE__ATTN_HAS_SIGN: return !(a->scale >= 1e-30f); /* a bias or ALiBi is divided by the scale */
     case TE__ATTN_HAS_FP8: return te__attn_rounds(a);
     case TE__ATTN_HAS_SOFTCAP_TINY: return x->softcap > 0.0f && x->softcap < TE__ATTN_TINY_CAP;
@@ -125,6 +170,20 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     case TE__ATTN_FEATURES: break;
     }
     return false;
+}
+
+/* Returns true if attn_fwd_fp8_hopper.cu can run a problem with FP8 codes. Writes the reason to the plan. `max_logit`:
+ * max_logit is wanted; its pointer may still be NULL. */
+static bool te__attn_choose_fp8(te__plan *p, const te__attn_kargs *a, bool mod, bool max_logit) {
+#define TE__LACKS(condition, what)                                                                        \
+    if (condition) {                                                                                      \
+        te__plan_why(p, "general kernels, in f32, and not FP8 tensor cores: " what);                      \
+        return false;                                                                                     \
+    }
+    TE__ATTN_FP8_TABLE(TE__LACKS)
+#undef TE__LACKS
+    te__plan_why(p, te__attn_why_fp8);
+    return true;
 }
 
 /* Returns the fastest kernels that can run the problem, or 0 for the general kernels. Writes the reason to the plan. */

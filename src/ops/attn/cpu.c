@@ -6,8 +6,8 @@
  *   Soft cap: S_ij = cap tanh(scale q_i k_j / cap); dQ and dK have (1 - (S_ij / cap)^2) dS_ij in place of dS_ij.
  *   Bias B: S_ij = scale q_i k_j + c B_ij; dB = c dS, summed over the dimensions along which B repeats.
  *   Offset a of the softmax: its denominator has the additional term e^a; da = - sum_i e^(a - lse_i) D_i.
- *   FP8: drop(P) is rounded to codes in the products with v and dO. dS is rounded to codes in the products with k and q
- *   and, without a soft cap, in dB. D_i is sum_j P_ij dP_ij.
+ *   FP8: drop(P) is rounded to codes in the products with v (te__attn_round_rows: by a scale of each row) and with dO.
+ *   dS is rounded to codes in the products with k and q and, without a soft cap, in dB. D_i is sum_j P_ij dP_ij.
  *
  * Query rows are processed in blocks of 32. Their scores are [keys, 32], so that the scores of one key are a vector.
  * A task has all query heads of one head of K and V. Every sum has a fixed order, whichever thread computes it. */
@@ -138,12 +138,13 @@ static int64_t te__attn_row_at(const te__attn_view *x, int64_t b, int64_t h, int
 }
 
 /* Loads rows `first` .. `first` + n - 1 of a head as f32 to `out`, which has `rows` rows of `padded` channels. All
- * other elements of `out` become 0. */
-static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t rows,
-                          int64_t d, int64_t padded, float *out) {
-    int64_t i;
+ * other elements of `out` become 0. Elements are multiplied by *factor, unless it is NULL. */
+static void te__attn_load(const te__attn_view *x, const float *factor, int64_t b, int64_t h, int64_t first, int64_t n,
+                          int64_t rows, int64_t d, int64_t padded, float *out) {
+    int64_t i, c;
     for (i = 0; i < n; i++) {
         te__load_row(x->p, (te_dtype)x->dt, te__attn_row_at(x, b, h, first + i), d, out + i * padded);
+        for (c = 0; factor && c < d; c++) out[i * padded + c] *= *factor;
         memset(out + i * padded + d, 0, (size_t)(padded - d) * sizeof(float));
     }
     memset(out + n * padded, 0, (size_t)((rows - n) * padded) * sizeof(float));
@@ -152,25 +153,26 @@ static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t 
 /* Loads all keys of a sequence from x, which is k or v. */
 static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq, const te__attn_view *x, int64_t b,
                                int64_t g, int64_t rows, int64_t d, int64_t padded, float *out) {
+    const float *factor = x == &a->k ? a->x.k_inv : a->x.v_inv;
     int64_t j, n;
     int row;
     if (!a->x.pages) {
-        te__attn_load(x, b, g, seq->kv_at, seq->s_kv, rows, d, padded, out);
+        te__attn_load(x, factor, b, g, seq->kv_at, seq->s_kv, rows, d, padded, out);
         return;
     }
     for (j = 0; j < seq->s_kv; j += n) { /* a page at a time */
         const int64_t page = te__attn_page(&a->x, (int)b, (int)j, &row);
         n = te__min(a->x.page_size, seq->s_kv - j);
-        te__attn_load(x, page, g, row, n, n, d, padded, out + j * padded);
+        te__attn_load(x, factor, page, g, row, n, n, d, padded, out + j * padded);
     }
     memset(out + seq->s_kv * padded, 0, (size_t)((rows - seq->s_kv) * padded) * sizeof(float));
 }
 
 /* Loads a block of query rows into `rows`, and a transposed copy of it into `tile`. */
-static void te__attn_load_block(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t d,
-                                int64_t padded, float *rows, float *tile) {
+static void te__attn_load_block(const te__attn_view *x, const float *factor, int64_t b, int64_t h, int64_t first,
+                                int64_t n, int64_t d, int64_t padded, float *rows, float *tile) {
     int64_t r, c;
-    te__attn_load(x, b, h, first, n, TE__ATTN_BLOCK, d, padded, rows);
+    te__attn_load(x, factor, b, h, first, n, TE__ATTN_BLOCK, d, padded, rows);
     for (c = 0; c < padded; c++)
         for (r = 0; r < TE__ATTN_BLOCK; r++) tile[c * TE__ATTN_BLOCK + r] = rows[r * padded + c];
 }
@@ -402,6 +404,24 @@ static void te__attn_scale_rows(const te__attn_block *block, float *x, const dou
         for (r = 0; r < block->n; r++)
             x[j * TE__ATTN_BLOCK + r] = (float)((double)x[j * TE__ATTN_BLOCK + r] * factor[r]);
 }
+/* Rounds x [keys, BLOCK], the exponentials e^(score - top[r]) after dropout, to codes, each row by a scale of its own:
+ * the row's largest score, keys[r], becomes 2^TE__ATTN_FP8_ROW without dropout. inverse[r], the factor of row r in o,
+ * is divided by that scale. */
+static void te__attn_round_rows(const te__attn_kargs *a, const te__attn_block *block, float *x, const float *keys,
+                                const float *top, double *inverse, float *amax) {
+    int64_t j, r;
+    for (r = 0; r < block->n; r++) {
+        const double by = exp2((double)TE__ATTN_FP8_ROW) * exp(fmin((double)top[r] - (double)keys[r], 80.0)),
+                     factor = a->keep_scale > 0.0f ? by / (double)a->keep_scale : by;
+        for (j = block->begin; j < block->end; j++) {
+            float *y = x + j * TE__ATTN_BLOCK + r;
+            const float p = (float)((double)*y * inverse[r]);
+            if (p > *amax) *amax = p;
+            *y = te__attn_rounded(a->x.s_dt, (float)((double)*y * factor), 1.0f, 1.0f);
+        }
+        inverse[r] /= factor;
+    }
+}
 
 /* ---- forward ---- */
 
@@ -409,10 +429,11 @@ static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s
     const te__attn_kargs *a = &w->a;
     const te__attn_seq *seq = block->seq;
     double sum[TE__ATTN_BLOCK] = TE_ZERO, inverse[TE__ATTN_BLOCK];
-    float top[TE__ATTN_BLOCK], sink;
+    float top[TE__ATTN_BLOCK], keys[TE__ATTN_BLOCK], sink;
     int64_t j, r, from, to;
-    const bool rounds = a->x.s_dt != 0;
-    te__attn_load_block(&a->q, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q, s->q_tile);
+    const bool by_row = a->x.by_row != 0, rounds = a->x.s_dt != 0 && !by_row;
+    te__attn_load_block(&a->q, a->x.q_inv, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q,
+                        s->q_tile);
     te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale, -HUGE_VALF);
     te__attn_cap(a, block, s->s, NULL, false);
     te__attn_adjust(a, block, s->s);
@@ -423,6 +444,7 @@ static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s
         te__attn_seen_by(block, j, &from, &to);
         for (r = from; r < to; r++) top[r] = x[r] > top[r] ? x[r] : top[r];
     }
+    memcpy(keys, top, sizeof(keys));
     for (r = 0; r < block->n; r++)
         if (top[r] != -FLT_MAX) {
             s->top[block->h] = top[r] > s->top[block->h] ? top[r] : s->top[block->h];
@@ -437,7 +459,10 @@ static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s
     for (r = 0; r < TE__ATTN_BLOCK; r++) inverse[r] = sum[r] == 0.0 ? 0.0 : 1.0 / sum[r];
     if (rounds) te__attn_scale_rows(block, s->s, inverse);
     te__attn_drop(a, block, s->s);
-    te__attn_round(block, s->s, a->x.s_dt, a->x.s_scale, s->amax);
+    if (by_row)
+        te__attn_round_rows(a, block, s->s, keys, top, inverse, s->amax);
+    else
+        te__attn_round(block, s->s, a->x.s_dt, a->x.s_scale, s->amax);
     memset(s->out, 0, (size_t)(TE__ATTN_BLOCK * w->d_v) * sizeof(double));
     te__attn_weighted(block, s->out, s->s, s->v, w->d_v);
     for (r = 0; r < block->rows; r++) {
@@ -460,8 +485,9 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
     double sums[TE__ATTN_BLOCK] = TE_ZERO;
     int64_t j, r, c;
     const bool rounds = a->x.s_dt || a->x.dp_dt;
-    te__attn_load_block(&a->q, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q, s->q_tile);
-    te__attn_load_block(&a->d_o, block->b, block->h, seq->q_at + block->first, block->n, a->d_v, w->d_v, s->g,
+    te__attn_load_block(&a->q, a->x.q_inv, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q,
+                        s->q_tile);
+    te__attn_load_block(&a->d_o, NULL, block->b, block->h, seq->q_at + block->first, block->n, a->d_v, w->d_v, s->g,
                         s->g_tile);
     for (r = 0; r < block->n; r++) {
         const float x = a->lse[seq->lse_at + block->h * seq->lse_head + block->first + r];

@@ -196,10 +196,12 @@ static te_result te__attn_plan_decode(te__plan *p, const te__attn_kargs *a) {
 
 static te_result te__attn_plan_fwd(te__plan *p, const te_op_attn_fwd_args *args, const char *mod) {
     const te__attn_kargs a = te__attn_problem(args);
-    const int kernels = te__attn_choose(p, &a, mod != NULL, false);
+    const bool fp8 = a.x.codes && te__attn_choose_fp8(p, &a, mod != NULL, args->max_logit != NULL);
+    const int kernels = a.x.codes ? 0 : te__attn_choose(p, &a, mod != NULL, false);
     te__attn_launch_clear(p, &a, false, args->max_logit != NULL);
     if (te__attn_decodes(p, &a, kernels, mod != NULL, args->max_logit != NULL))
         return te__attn_plan_decode(p, &a);
+    if (fp8) return te__attn_plan_fwd_fp8(p, &a);
     if (kernels == TE__ATTN_HOPPER) return te__attn_plan_fwd_hopper(p, &a, mod);
     if (kernels == TE__ATTN_MMA) {
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f, a.x.on);

@@ -61,7 +61,7 @@ TE_DEV void te_attn_products(float out[TE_MINE], const float *mine, int ld_mine,
 // Returns x from channel c on.
 TE_DEV te__attn_view te_attn_channels(const te__attn_view &x, int c) {
     te__attn_view y = x;
-    y.p = (char *)x.p + (te_i64)c * (x.dt == TE_F32 ? 4 : 2);
+    y.p = (char *)x.p + (te_i64)c * te_attn_bytes(x.dt);
     return y;
 }
 // Returns how many of the d channels are in the chunk from channel c on; 0 or a negative number means none.

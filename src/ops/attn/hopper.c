@@ -220,6 +220,74 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     return te__attn_scores_options(p, l, &k->a, mod);
 }
 
+/* ---- FP8 ---- */
+
+/* Makes a tensor map of FP8 codes for [batch, heads, rows, d]. A box has d_box channels, the swizzle's bytes, and `box`
+ * rows. */
+static void te__attn_map_codes(te__plan *p, unsigned long long map[16], const te__attn_view *x, int64_t d, int64_t rows,
+                               int64_t heads, int64_t batch, int d_box, int box) {
+    const uint64_t dims[4] = {(uint64_t)d, (uint64_t)rows, (uint64_t)heads, (uint64_t)batch};
+    const uint64_t strides[3] = {(uint64_t)(rows > 1 ? x->s : 16), (uint64_t)(heads > 1 ? x->h : 16),
+                                 (uint64_t)(batch > 1 ? x->b : 16)};
+    const uint32_t boxes[4] = {(uint32_t)d_box, (uint32_t)box, 1, 1};
+    te__cuda_tensor_map(p, map, x->p, TE_F8E4M3, 4, dims, strides, boxes, d_box);
+}
+/* Launches attn_fwd_fp8_values, and makes the map of V^T, whose boxes have d channels. */
+static void te__attn_plan_values(te__plan *p, const te__attn_kargs *a, unsigned long long map[16], int d) {
+    const bool packed = a->x.packed_kv != 0;
+    const int64_t batch = packed ? 1 : a->batch, keys = te__div_up(a->s_kv, TE__ATTN_FP8_KEYS),
+                  row = packed ? ((int64_t)te__attn_fp8_values_at(a->x.t_kv, a->batch) + TE__ATTN_FP8_KEYS)
+                               : keys * TE__ATTN_FP8_KEYS;
+    te__launch *l;
+    te__attn_fp8_values_kargs *k;
+    te__attn_view v = TE_ZERO;
+    v.s = row;
+    v.h = row * a->d_v;
+    v.b = v.h * a->groups;
+    v.p = te__plan_workspace(p, batch * v.b);
+    if (!v.p) return;
+    l = te__plan_launch(p, "attn", "attn_fwd_fp8_values");
+    k = TE__KARGS(p, l, te__attn_fp8_values_kargs);
+    k->a = *a;
+    k->to = v.p;
+    k->row = row;
+    te__launch_blocks(l, keys * a->groups * a->batch, 256);
+    te__launch_option(l, "X_D", d);
+    te__attn_map_codes(p, map, &v, row, a->d_v, a->groups, batch, TE__ATTN_FP8_KEYS, d);
+}
+static te_result te__attn_plan_fwd_fp8(te__plan *p, const te__attn_kargs *a) {
+    const int d = te__max(a->d, a->d_v) <= 64 ? 64 : 128;
+    const int64_t rows = te__div_up(a->s_q, 128), tiles = rows * a->heads * a->batch,
+                  blocks = te__div_up(a->s_kv, TE__ATTN_FP8_KEYS) * a->groups * a->batch;
+    unsigned long long v_map[16];
+    te__launch *l;
+    te__attn_fwd_fp8_kargs *k;
+    if (te__max(tiles, blocks) > INT_MAX)
+        return te__fail(p->te, TE_ERR_UNSUPPORTED,
+                        "attention: %d rows and %d keys in each of %d heads of %d sequences are more tiles than a "
+                        "launch can have",
+                        a->s_q, a->s_kv, a->heads, a->batch);
+    te__attn_plan_values(p, a, v_map, d);
+    if (p->result != TE_OK) return p->result;
+    l = te__plan_launch(p, "attn", "attn_fwd_fp8_hopper");
+    k = TE__KARGS(p, l, te__attn_fwd_fp8_kargs);
+    k->a = *a;
+    memcpy(k->v_map, v_map, sizeof(v_map));
+    te__attn_map_codes(p, k->q_map, &a->q, a->d, a->x.packed_q ? a->x.t_q : a->s_q, a->heads,
+                       a->x.packed_q ? 1 : a->batch, d, 64);
+    te__attn_map_codes(p, k->k_map, &a->k, a->d, a->x.packed_kv ? a->x.t_kv : a->s_kv, a->groups,
+                       a->x.packed_kv ? 1 : a->batch, d, TE__ATTN_FP8_KEYS);
+    te__attn_maps_q(p, a, k->o_map, &a->o, a->d_v, 64);
+    k->order.counter = te__plan_counters(p);
+    k->order.tiles = (int)tiles;
+    k->order.rows = (int)rows;
+    k->order.together = te__attn_together(a);
+    te__launch_size(l, te__min(tiles, p->num_sms), 1, 1, 384, TE__ATTN_FP8_SHARED(d));
+    te__launch_option(l, "X_DT", a->o.dt);
+    te__launch_option(l, "X_D", d);
+    return TE_OK;
+}
+
 static void te__attn_bwd_maps(te__plan *p, const te__attn_kargs *a, te__attn_bwd_hopper_kargs *k, int queries,
                               int keys) {
     te__attn_maps_q(p, a, k->q_map, &a->q, a->d, queries);

@@ -52,8 +52,11 @@ typedef struct te__attn_extra {
     const void *aux[4];            /* tensors that the user's expressions read (score_mod.cuh) */
     long long aux_n[4];            /* the number of elements of each tensor in aux */
     int s_dt, dp_dt;               /* the FP8 formats to which S and dP are rounded (see te_attn_fp8); 0: no rounding */
+    int by_row;                    /* 1: each row of S has a scale of its own, and s_scale is NULL */
+    int codes;                     /* 1: q, k and v are FP8 codes */
     const float *s_scale, *dp_scale;
     float *s_amax, *dp_amax; /* or NULL */
+    const float *q_inv, *k_inv, *v_inv; /* the factors of the codes; NULL without codes */
 } te__attn_extra;
 
 /* The arguments of all attention kernels. te__attn_problem_of (op.c) fills in all fields except lse2 and delta. */
@@ -150,6 +153,31 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_fwd_hopper_kargs {
     unsigned char pad_bias[64 - (sizeof(te__attn_table) + 8) % 64];
 } te__attn_fwd_hopper_kargs;
 typedef char te__attn_fwd_hopper_kargs_fit[sizeof(te__attn_fwd_hopper_kargs) % 64 == 0 ? 1 : -1];
+
+/* The arguments of attn_fwd_fp8_hopper.cu. v_map is the map of V^T. */
+typedef struct TE__ATTN_ALIGN_64 te__attn_fwd_fp8_kargs {
+    unsigned long long q_map[16], k_map[16], v_map[16], o_map[16];
+    te__attn_kargs a;
+    te__attn_order order;
+    unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order)) % 64];
+} te__attn_fwd_fp8_kargs;
+typedef char te__attn_fwd_fp8_kargs_fit[sizeof(te__attn_fwd_fp8_kargs) % 64 == 0 ? 1 : -1];
+/* The arguments of attn_fwd_fp8_values.cu. */
+typedef struct te__attn_fp8_values_kargs {
+    te__attn_kargs a;
+    void *to;      /* [batch, groups, d_v, row] codes, if packed [groups, d_v, row] */
+    long long row; /* keys of a row, a multiple of TE__ATTN_FP8_KEYS */
+} te__attn_fp8_values_kargs;
+/* Sizes of attn_fwd_fp8_hopper.cu: the keys of a block, stages of K and V^T, bytes of shared memory. d is 64 or 128. */
+#define TE__ATTN_FP8_KEYS 128
+#define TE__ATTN_FP8_STAGES 2
+#define TE__ATTN_FP8_SHARED(d) \
+    (4 * 64 * (d) + 2 * TE__ATTN_FP8_STAGES * TE__ATTN_FP8_KEYS * (d) + 2 * TE__ATTN_BYTES(64, d) + 512)
+/* FP8 attention with a scale of each row: the exponent of what a row's largest element becomes. ROW: in the general
+ * kernels and on the CPU. LATE: in attn_fwd_fp8_hopper.cu, which leaves room for elements that are larger than the
+ * largest one so far. */
+#define TE__ATTN_FP8_ROW 8.0f
+#define TE__ATTN_FP8_LATE 3.0f
 
 typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_hopper_kargs {
     /* Only attn_bwd_dq_hopper.cu reads dq_map. */

@@ -236,6 +236,36 @@ static te_result te__attn_check_shapes(te_ctx *te, const char *op, const te_op_a
     return TE_OK;
 }
 
+/* Checks that q, k and v are FP8 codes with a factor each, or all of them no codes and without factors. */
+static te_result te__attn_check_codes(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
+    static const char names[] = "qkv";
+    const te_tensor *x[3], *inv[3];
+    const bool codes = te__is_fp8(a->q->dtype);
+    te_result r = TE_OK;
+    int i;
+    x[0] = a->q, x[1] = a->k, x[2] = a->v;
+    inv[0] = a->fp8.q_scale_inv, inv[1] = a->fp8.k_scale_inv, inv[2] = a->fp8.v_scale_inv;
+    for (i = 1; i < 3; i++)
+        if (te__is_fp8(x[i]->dtype) != codes)
+            return te__fail(te, TE_ERR_DTYPE,
+                            "%s: q is %s and %c is %s; either all of q, k and v are FP8 codes, or none of them", op,
+                            te_dtype_name(a->q->dtype), names[i], te_dtype_name(x[i]->dtype));
+    for (i = 0; i < 3 && r == TE_OK; i++) {
+        char name[32];
+        if (!inv[i] == codes)
+            return codes ? te__fail(te, TE_ERR_STATE,
+                                    "%s: %c is %s and fp8.%c_scale_inv is NULL; codes need the factor that makes them "
+                                    "numbers, f32 [1]",
+                                    op, names[i], te_dtype_name(x[i]->dtype), names[i])
+                         : te__fail(te, TE_ERR_INVALID,
+                                    "%s: %c is %s and fp8.%c_scale_inv is given, which belongs to FP8 codes; leave it "
+                                    "NULL",
+                                    op, names[i], te_dtype_name(x[i]->dtype), names[i]);
+        snprintf(name, sizeof(name), "fp8.%c_scale_inv", names[i]);
+        r = te__want_numel(te, op, name, inv[i], 1);
+    }
+    return r;
+}
 static te_result te__attn_check_fp8(te_ctx *te, const char *op, const te_attn_fp8 *f) {
     te_result r;
     if ((f->s_dtype && !te__is_fp8(f->s_dtype)) || (f->dp_dtype && !te__is_fp8(f->dp_dtype)))
@@ -357,6 +387,7 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args 
     if (r == TE_OK) r = te__want_rng(te, op, a->rng);
     if (r == TE_OK) r = te__attn_check_shapes(te, op, a, &s);
     if (r == TE_OK) r = te__attn_check_fp8(te, op, &a->fp8);
+    if (r == TE_OK) r = te__attn_check_codes(te, op, a);
     if (r != TE_OK) return r;
     if (a->rule.window.on && (a->rule.window.left < -1 || a->rule.window.right < -1))
         return te__fail(te, TE_ERR_INVALID,
@@ -518,7 +549,12 @@ static void te__attn_told_fp8(te__attn_extra *x, const te_attn_fp8 *in, bool bac
     x->dp_scale = te__f32_data(in->dp_scale);
     x->s_amax = backward ? NULL : te__f32_data(in->s_amax); /* only the forward pass raises this amax */
     x->dp_amax = te__f32_data(in->dp_amax);
-    x->on = x->on || x->s_dt || x->dp_dt;
+    x->q_inv = te__f32_data(in->q_scale_inv);
+    x->k_inv = te__f32_data(in->k_scale_inv);
+    x->v_inv = te__f32_data(in->v_scale_inv);
+    x->by_row = x->s_dt && !in->s_scale;
+    x->codes = in->q_scale_inv != NULL;
+    x->on = x->on || x->s_dt || x->dp_dt || x->codes;
 }
 
 /* Returns the kernels' arguments for an operation whose args have been checked. lse2 and delta stay NULL: the backend

@@ -64,6 +64,12 @@ TE__BOTH te__attn_seq te__attn_seq_of(const te__attn_kargs *a, int b) {
     return s;
 }
 
+/* Returns where V^T (attn_fwd_fp8_values.cu) has the first key of packed sequence b, which begins at row kv_at. Each
+ * sequence begins at a whole block of keys, behind those of the sequence before it. */
+TE__BOTH int te__attn_fp8_values_at(int kv_at, int b) {
+    return (kv_at / TE__ATTN_FP8_KEYS + b) * TE__ATTN_FP8_KEYS;
+}
+
 /* Returns the index of tile m of dQ, for head h of sequence b. q_at is the sequence's first row. `+ b` makes space for
  * incomplete tiles. */
 TE__BOTH long long te__attn_dq_tile(const te__attn_bwd_hopper_kargs *a, int b, int h, int q_at, int m) {

@@ -1200,7 +1200,7 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.nvfp4_dequantize.groups = call_groups(te, M);
         c->tolerance = 0;
         break;
-        CALL(156, ATTN_FWD, "attention of e4m3 codes, causal, grouped heads")
+        CALL(170, ATTN_FWD, "attention of e4m3 codes, causal, grouped heads")
         c->args.attn_fwd.q = call_normal(te, TE_F8E4M3, 4, q, 1);
         c->args.attn_fwd.k = call_normal(te, TE_F8E4M3, 4, kv, 2);
         c->args.attn_fwd.v = call_normal(te, TE_F8E4M3, 4, kv, 3);

@@ -310,7 +310,8 @@ typedef struct te__sparse_attn_kargs {
 } te__sparse_attn_kargs;
 #define TE__SPARSE_ROWS 8 /* number of query heads of a block */
 #define TE__SPARSE_MAX_D 576
-/* The kernels on tensor cores. Hopper's _SHARED: bytes of shared memory: tiles of 64 rows, and less than 1 KB of other things. */
+/* The kernels on tensor cores. TE__SPARSE_HOPPER_SHARED: bytes of shared memory, for tiles of 64 rows and less than
+ * 1 KB of other things. */
 #define TE__SPARSE_HOPPER_D 512
 #define TE__SPARSE_HOPPER_ROWS 64 /* number of query heads of a tile, and, on Hopper, of keys */
 #define TE__SPARSE_HOPPER_TILE (TE__SPARSE_HOPPER_ROWS * TE__SPARSE_HOPPER_D * 2)

@@ -4,8 +4,8 @@
 //   S [64, 64] = Q K^T        both warpgroups compute all of S, so that they need not wait for each other
 //   O [64, 512] += P V        each warpgroup has 256 channels of O; V is the tile of keys
 //
-// While the softmax of one warpgroup runs, the other multiplies. Blocks are persistent: the producer (sparse_hopper.cuh)
-// loads the next query's heads and keys while the consumers finish the current one.
+// While the softmax of one warpgroup runs, the other multiplies. Blocks are persistent: the producer
+// (sparse_hopper.cuh) loads the next query's heads and keys while the consumers finish the current one.
 //
 // Options: X_DT: bf16, f16.
 //

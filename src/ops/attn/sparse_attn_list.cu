@@ -6,8 +6,8 @@
 //      the counts of the chunks before.
 //   2  One block for each sequence. start[key] becomes the sum of the counts of all keys before `key`.
 //   3  One block for each chunk. It goes through its queries in order and writes list[start[key] + cursor[key]++] = the
-//      slot. So start[key] + cursor[key] becomes the index in `list` where the chunk's queries end. The slots of a query
-//      that names a key twice have no order yet: enough for a kernel that only needs queries.
+//      slot. So start[key] + cursor[key] becomes the index in `list` where the chunk's queries end. The slots of a
+//      query that names a key twice have no order yet: enough for a kernel that only needs queries.
 //   4  One warp for each key. It sorts the list of a key that some query names twice.
 //
 // Launch: grid batch * chunks (steps 0 and 3), batch * ceil(s_kv / 256) (step 1), batch (step 2) or ceil(batch * s_kv /

@@ -23,8 +23,8 @@ TE_DEV void te_sparse_copy(te_u32 tile, int r, const char *from, bool there) {
     const int lane = threadIdx.x & 31;
 #pragma unroll
     for (int i = 0; i < SPARSE_PANELS / 4; i++)
-        te_cp_async16(tile + (4 * i + (lane >> 3)) * SPARSE_PANEL + te_swizzled(r, lane & 7), from + 512 * i + 16 * lane,
-                      there ? 16 : 0);
+        te_cp_async16(tile + (4 * i + (lane >> 3)) * SPARSE_PANEL + te_swizzled(r, lane & 7),
+                      from + 512 * i + 16 * lane, there ? 16 : 0);
 }
 // Copies the heads of a query by the producer's four warps.
 TE_DEV void te_sparse_copy_heads(te_u32 tile, const te__attn_view &x, const te_sparse_item &at, int heads) {

@@ -26,7 +26,8 @@ struct te_sparse_item {
     }
 };
 
-// Writes -inf to the scores of entries that are no keys. `mask` begins with the entry of the accumulator's first column.
+// Writes -inf to the scores of entries that are no keys. `mask` begins with the entry of the accumulator's first
+// column.
 template <int N> TE_DEV void te_sparse_hide(float (&s)[N], te_u32 mask) {
     mask >>= 2 * (threadIdx.x & 3);
 #pragma unroll

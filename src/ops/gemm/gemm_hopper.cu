@@ -76,8 +76,8 @@
 // the multiple before, and the elements of the previous group are set to 0.
 //
 // Options:
-//          A_DT, B_DT  te_dtypes: both bf16, both f16, both f32 (K-major, without GROUPED), or FP8 formats, but not e5m2
-//                      for both
+//          A_DT, B_DT  te_dtypes: both bf16, both f16, both f32 (K-major, without GROUPED), or FP8 formats, but not
+//                      e5m2 for both
 //          A_T, B_T    1: A is stored as k x m; 1: B is stored as n x k
 //          BN          128, 192 (only with WAVES = 1 and without GROUPED) or 256
 //          WAVES       0: BM is 64; 1 or 2: BM is 128 WAVES; BM + BN <= 384

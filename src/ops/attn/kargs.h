@@ -305,17 +305,17 @@ typedef struct te__sparse_attn_kargs {
     void *partial;       /* backward pass: [head tiles, sequences, queries, n, d] of a launch, of the format of dkv:
                           * what each slot adds to the gradient of its key */
     float *sums;         /* backward pass: [batch, s_kv, d]: the sums of the parts so far, if there are several */
-    int head_tiles;      /* tiles of TE__SPARSE_HOPPER_ROWS heads */
+    int head_tiles;      /* tiles of TE__SPARSE_TILE_ROWS heads */
     int b_begin, b_end, i_begin, i_end; /* the sequences and their queries that a launch computes */
 } te__sparse_attn_kargs;
 #define TE__SPARSE_ROWS 8 /* number of query heads of a block */
 #define TE__SPARSE_MAX_D 576
-/* The kernels on tensor cores. TE__SPARSE_HOPPER_SHARED: bytes of shared memory, for tiles of 64 rows and less than
- * 1 KB of other things. */
-#define TE__SPARSE_HOPPER_D 512
-#define TE__SPARSE_HOPPER_ROWS 64 /* number of query heads of a tile, and, on Hopper, of keys */
-#define TE__SPARSE_HOPPER_TILE (TE__SPARSE_HOPPER_ROWS * TE__SPARSE_HOPPER_D * 2)
-#define TE__SPARSE_MMA_SHARED (2 * 32 * (TE__SPARSE_HOPPER_D * 2 + 16) + 16384) /* two tiles of 32 keys, and scores */
+/* The kernels on tensor cores. _SHARED: bytes of shared memory. Hopper's: tiles of 64 rows, and less than 1 KB of other
+ * things. */
+#define TE__SPARSE_D 512
+#define TE__SPARSE_TILE_ROWS 64 /* number of query heads of a tile, and, on Hopper, of keys */
+#define TE__SPARSE_HOPPER_TILE (TE__SPARSE_TILE_ROWS * TE__SPARSE_D * 2)
+#define TE__SPARSE_MMA_SHARED (2 * 32 * (TE__SPARSE_D * 2 + 16) + 16384) /* two tiles of 32 keys, and scores */
 #define TE__SPARSE_HOPPER_SHARED(backward) (3 * TE__SPARSE_HOPPER_TILE + ((backward) ? 4 * 8192 : 0) + 1024)
 
 /* Floats in a row of d channels in shared memory. TE__ATTN_ROW: four floats can be read at a time.

@@ -163,8 +163,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
             if (lane == 0) te_mbar_arrive(pipe.empty);
             float x[32]; // one panel of 64 channels; while a warpgroup stores it, the other multiplies
             const te_u32 valid = (warp & 2 ? record.y : record.x) >> (row & 31);
-            const te_i64 to_row = partial + (int)record.z + row;
-            te_u16 *to = (te_u16 *)a.partial + to_row * TE__SPARSE_HOPPER_D + 256 * half;
+            te_u16 *to =
+                (te_u16 *)a.partial + (te_i64)(partial + (int)record.z + row) * TE__SPARSE_D + 256 * half;
 #pragma unroll 1
             for (int c = 0; c < 4; c++) {
                 const te_u64 of_q = d_q + (half * 4 + c) * (SPARSE_PANEL >> 4),
@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 te_wgmma_wait<0>();
                 te_wgmma_keep(x);
                 if (c == 3 && !more && lane == 0) te_mbar_arrive(pipe.q_empty);
-                te_sparse_put_rows(x, by, to + 64 * c, 8 * TE__SPARSE_HOPPER_D, valid & 1, valid >> 8 & 1);
+                te_sparse_put_rows(x, by, to + 64 * c, 8 * TE__SPARSE_D, valid & 1, valid >> 8 & 1);
             }
             from.next();
             turn ^= 1;

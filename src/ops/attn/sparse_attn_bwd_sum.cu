@@ -15,7 +15,7 @@
 extern "C" __global__ void __launch_bounds__(256, 4)
     te_sparse_attn_bwd_sum(const __grid_constant__ te__sparse_attn_kargs a) {
     te_follow();
-    enum { D = TE__SPARSE_HOPPER_D, LANES = D / 8, GROUPS = 4 };
+    enum { D = TE__SPARSE_D, LANES = D / 8, GROUPS = 4 };
     __shared__ float sums[GROUPS][D];
     const int of = (int)(blockIdx.x / (te_u32)a.s_kv), b = a.b_begin + of,
               j = (int)(blockIdx.x - (te_u32)of * (te_u32)a.s_kv), group = threadIdx.x / LANES,

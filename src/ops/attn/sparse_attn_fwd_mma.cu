@@ -1,6 +1,6 @@
 // ops/attn/sparse_attn_fwd_mma.cu: the forward pass of sparse attention (sparse_attn_query.cu) by mma.sync, for 512
-// channels. A block of eight warps computes 64 heads of one query, 32 entries of its list at a time. A tile without
-// keys is left out.
+// channels. A block of eight warps computes 64 heads of one query, 32 entries of its list at a time. Tiles whose
+// entries all are no keys are left out.
 //
 // A warp has 16 heads and half of the channels: Q as operand A, and O, both in registers. So it computes half of each
 // score. The two warps of the same heads exchange their halves through shared memory, and both get the same scores.
@@ -16,7 +16,7 @@
 #include "ops/attn/fragments.cuh"
 #include "ops/attn/sparse_tiles.cuh"
 
-enum { KEYS = 32, D = TE__SPARSE_HOPPER_D, TILE = KEYS * te_tile<D>::ROW, STEPS = D / 2 / 16 };
+enum { KEYS = 32, D = TE__SPARSE_D, TILE = KEYS * te_tile<D>::ROW, STEPS = D / 2 / 16 };
 
 // The next 32 entries of a list that have a key. A lane has the key of entry k + lane, or -1.
 struct te_sparse_next {
@@ -67,8 +67,8 @@ extern "C" __global__ void __launch_bounds__(256, 1)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int h = at.first + row + 8 * r;
-        const te_u16 *row = (const te_u16 *)a.q.p + te_attn_at(a.q, at.b, h, at.i) + D / 2 * half;
-        const te_u32 *x = (const te_u32 *)row + (lane & 3);
+        const te_u32 *x =
+            (const te_u32 *)((const te_u16 *)a.q.p + te_attn_at(a.q, at.b, h, at.i) + D / 2 * half) + (lane & 3);
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
             q[i][r] = h < a.heads ? x[8 * i] : 0;

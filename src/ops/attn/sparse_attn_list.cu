@@ -17,7 +17,7 @@
 #ifdef TE_SMALL
 #define TE_SPARSE_AHEAD 1
 #else
-#define TE_SPARSE_AHEAD 16
+#define TE_SPARSE_AHEAD 8
 #endif
 
 // Sorts list[begin .. end - 1]. Most lists are in order already.

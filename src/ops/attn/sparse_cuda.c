@@ -56,7 +56,7 @@ static int te__sparse_choose(te__plan *p, const te__sparse_attn_kargs *a, bool b
     }
     general = p->baseline ? TE__SPARSE_GENERAL "no NVRTC to compile other kernels"
               : !same     ? TE__SPARSE_GENERAL "f32, or tensors of different formats"
-              : a->d != TE__SPARSE_HOPPER_D || a->d_v != TE__SPARSE_HOPPER_D
+              : a->d != TE__SPARSE_D || a->d_v != TE__SPARSE_D
                   ? TE__SPARSE_GENERAL "keys or values of other than 512 channels"
               : !aligned ? TE__SPARSE_GENERAL "rows that do not start at multiples of 16 bytes"
               : a->batch == 0 || a->s_q == 0 || a->heads == 0 || a->n == 0 || a->s_kv == 0
@@ -81,7 +81,7 @@ static te_result te__cuda_plan_sparse_attn_fwd(te__plan *p, const te_op_sparse_a
     te__sparse_attn_kargs a = te__sparse_attn_problem(args);
     const int kernels = te__sparse_choose(p, &a, false);
     if (!kernels) return te__sparse_plan_queries(p, &a, false);
-    a.head_tiles = (int)te__div_up(a.heads, TE__SPARSE_HOPPER_ROWS);
+    a.head_tiles = (int)te__div_up(a.heads, TE__SPARSE_TILE_ROWS);
     a.b_end = a.batch, a.i_end = a.s_q;
     if (kernels == TE__SPARSE_WGMMA) te__sparse_plan_hopper(p, &a, false);
     else
@@ -116,7 +116,7 @@ static int64_t te__sparse_partial_bytes = (int64_t)512 << 20; /* the most that p
  * computes one part, or whole sequences, with at most te__sparse_partial_bytes of partial gradients. A part keeps all
  * multiprocessors equally busy. It does not depend on the number of sequences. */
 static void te__sparse_cut(const te__plan *p, te__sparse_attn_kargs *a, bool hopper) {
-    const int64_t sms = te__max(p->num_sms, 1), bytes = (int64_t)a->n * a->head_tiles * TE__SPARSE_HOPPER_D * 2,
+    const int64_t sms = te__max(p->num_sms, 1), bytes = (int64_t)a->n * a->head_tiles * TE__SPARSE_D * 2,
                   most = hopper ? te__max(1, te__sparse_partial_bytes / bytes) : te__max(1, a->s_q);
     int64_t part = te__min(most, a->s_q), rounds = part * a->head_tiles / sms, chunks;
     if (part < a->s_q && rounds > 0) part = te__max(1, rounds * sms / a->head_tiles);
@@ -146,7 +146,7 @@ static te_result te__cuda_plan_sparse_attn_bwd(te__plan *p, const te_op_sparse_a
     const bool general = te__sparse_choose(p, &a, true) == 0;
     int64_t cursors, sequences;
     te_result r = TE_OK;
-    a.head_tiles = (int)te__max(1, te__div_up(a.heads, TE__SPARSE_HOPPER_ROWS));
+    a.head_tiles = (int)te__max(1, te__div_up(a.heads, TE__SPARSE_TILE_ROWS));
     te__sparse_cut(p, &a, !general);
     sequences = te__min(a.b_end, a.batch);
     cursors = keys * a.chunks;
@@ -164,8 +164,8 @@ static te_result te__cuda_plan_sparse_attn_bwd(te__plan *p, const te_op_sparse_a
         te__sparse_launch(p, &a, "sparse_attn_bwd_dkv", keys, 256, 0, true);
         return TE_OK;
     }
-    a.partial = te__plan_workspace(p, sequences * a.part * a.n * a.head_tiles * TE__SPARSE_HOPPER_D * 2);
-    if (a.part < a.s_q) a.sums = te__plan_floats(p, keys * TE__SPARSE_HOPPER_D);
+    a.partial = te__plan_workspace(p, sequences * a.part * a.n * a.head_tiles * TE__SPARSE_D * 2);
+    if (a.part < a.s_q) a.sums = te__plan_floats(p, keys * TE__SPARSE_D);
     if (!a.partial || (a.part < a.s_q && !a.sums)) return p->result;
     te__sparse_plan_lists(p, &a, true);
     for (a.b_begin = 0; a.b_begin < a.batch; a.b_begin += (int)sequences) {

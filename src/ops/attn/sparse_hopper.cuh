@@ -11,7 +11,7 @@
 #include "ops/attn/hopper.cuh"
 #include "ops/attn/sparse_tiles.cuh"
 
-enum { SPARSE_PANELS = TE__SPARSE_HOPPER_D / 64, SPARSE_PANEL = TE__SPARSE_HOPPER_ROWS * 128 };
+enum { SPARSE_PANELS = TE__SPARSE_D / 64, SPARSE_PANEL = TE__SPARSE_TILE_ROWS * 128 };
 
 // A mbarrier arrival of this thread that happens when all its cp.async copies so far have arrived.
 TE_DEV void te_mbar_arrive_copied(te_u32 bar) {
@@ -30,7 +30,7 @@ TE_DEV void te_sparse_copy(te_u32 tile, int r, const char *from, bool there) {
 TE_DEV void te_sparse_copy_heads(te_u32 tile, const te__attn_view &x, const te_sparse_item &at, int heads) {
     const char *from = (const char *)x.p + 2 * te_attn_at(x, at.b, at.first, at.i);
 #pragma unroll 1
-    for (int r = threadIdx.x >> 5; r < TE__SPARSE_HOPPER_ROWS; r += 4) {
+    for (int r = threadIdx.x >> 5; r < TE__SPARSE_TILE_ROWS; r += 4) {
         const bool there = at.first + r < heads;
         te_sparse_copy(tile, r, from + (there ? 2 * r * x.h : 0), there);
     }
@@ -40,7 +40,7 @@ TE_DEV void te_sparse_copy_heads(te_u32 tile, const te__attn_view &x, const te_s
 TE_DEV void te_sparse_prefetch_heads(const te__attn_view &x, const te_sparse_item &at, int heads) {
     const char *from = (const char *)x.p + 2 * te_attn_at(x, at.b, at.first, at.i) + 128 * (threadIdx.x & 7);
 #pragma unroll 1
-    for (int r = threadIdx.x >> 3; r < TE__SPARSE_HOPPER_ROWS && at.first + r < heads; r += 16)
+    for (int r = threadIdx.x >> 3; r < TE__SPARSE_TILE_ROWS && at.first + r < heads; r += 16)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(from + 2 * r * x.h));
 }
 
@@ -52,7 +52,7 @@ struct te_sparse_entries {
     TE_DEV void find(const te__sparse_attn_kargs &a, const int *list, int from) {
         const int lane = threadIdx.x & 31;
         mask_low = mask_high = 0;
-        for (k = from; k < a.n; k += TE__SPARSE_HOPPER_ROWS) {
+        for (k = from; k < a.n; k += TE__SPARSE_TILE_ROWS) {
             low = te_sparse_key(a, list, k + lane), high = te_sparse_key(a, list, k + 32 + lane);
             mask_low = __ballot_sync(TE_ALL, low >= 0), mask_high = __ballot_sync(TE_ALL, high >= 0);
             if (mask_low | mask_high) return;
@@ -102,13 +102,13 @@ TE_DEV void te_sparse_produce(const te__sparse_attn_kargs &a, const te_sparse_pi
         for (bool more = true; more; to.next()) {
             te_mbar_wait(pipe.empty + 8 * to.stage, to.parity ^ 1);
 #pragma unroll 4
-            for (int r = warp; r < TE__SPARSE_HOPPER_ROWS; r += 4) {
+            for (int r = warp; r < TE__SPARSE_TILE_ROWS; r += 4) {
                 const int key = __shfl_sync(TE_ALL, r < 32 ? now.low : now.high, r & 31);
                 te_sparse_copy(keys + to.stage * TE__SPARSE_HOPPER_TILE, r, from + 2 * max(key, 0) * a.kv.s, key >= 0);
             }
             const te_u32 record = pipe.records + 16 * to.stage;
             if (threadIdx.x == 0) te_sts16(record, make_uint4(now.mask_low, now.mask_high, (te_u32)now.k, 0));
-            now.find(a, list, now.k + TE__SPARSE_HOPPER_ROWS);
+            now.find(a, list, now.k + TE__SPARSE_TILE_ROWS);
             more = now.k < a.n;
             if (threadIdx.x == 0) {
                 te_sts4(record + 12, more);

@@ -15,7 +15,7 @@ struct te_sparse_item {
     TE_DEV te_sparse_item(const te__sparse_attn_kargs &a, te_u32 work) {
         const te_u32 tiles = (te_u32)a.head_tiles, queries = (te_u32)(a.i_end - a.i_begin), row = work / tiles;
         tile = (int)(work - row * tiles);
-        first = tile * TE__SPARSE_HOPPER_ROWS;
+        first = tile * TE__SPARSE_TILE_ROWS;
         at = (int)row;
         b = (int)(row / queries);
         i = a.i_begin + (int)(row - (te_u32)b * queries);

@@ -748,6 +748,7 @@ static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_op_grouped_gem
     q.b = te__gemm_side_of(a->b, a->b_transposed);
     if (te__gemm_is_block(a->scaling_a)) q.block = a->along_k ? TE__GEMM_1D_1D : TE__GEMM_1D_2D;
     if (a->k == 0 || p->baseline || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
-    const bool fits = p->edits_maps && a->a->dtype != TE_F32 && te__gemm_fits_hopper(p, &q) && te__gemm_is_aligned(&q);
-    return fits ? te__gemm_plan_hopper(p, &q) : te__gemm_plan_mma(p, &q);
+    return p->edits_maps && a->a->dtype != TE_F32 && te__gemm_fits_hopper(p, &q) && te__gemm_is_aligned(&q)
+               ? te__gemm_plan_hopper(p, &q)
+               : te__gemm_plan_mma(p, &q);
 }

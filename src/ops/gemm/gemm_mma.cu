@@ -31,8 +31,6 @@
 //          GROUPED     1: te_op_grouped_gemm in both forms. groups.cuh finds the group and the tile of a block;
 //                      the rest is an ordinary product. 0 if left out
 //
-// Benchmark: "gemm f32 as TF32 TN" in tests/bench/h200.csv.
-//
 // Launch: grid (tiles, splits). Split s multiplies k from s * k_split on, and writes to D + s * d_split. With BLOCK,
 // k_split is a multiple of 128. With GROUPED there is one split, and `tiles` is the largest possible number of tiles.
 //

@@ -276,6 +276,11 @@ static int64_t longest_cached(void) {
     const te_rope_scaling *r = &((const te_causal_lm_desc *)te_module_state(model))->rotary.scaling;
     return r->type == TE_ROPE_LONGROPE ? r->original_max_position_embeddings : INT64_MAX;
 }
+/* The length up to which one captured step stands for all: beyond it each step rotates by frequencies of its own (dynamic). */
+static int64_t longest_captured(void) {
+    const te_rope_scaling *r = &((const te_causal_lm_desc *)te_module_state(model))->rotary.scaling;
+    return r->type == TE_ROPE_DYNAMIC ? r->original_max_position_embeddings : INT64_MAX;
+}
 static void generate(sequence *s) {
     te_kv_cache *cache = opt.no_cache ? NULL : te_kv_cache_create(model, 1, s->n + opt.generate);
     te_tensor *id = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){1, 1}); /* the newest one: a step with a cache reads it, and writes the next one */
@@ -290,9 +295,9 @@ static void generate(sequence *s) {
             te_graph_destroy(graph);
             graph = NULL;
             ran = 0;
-        } else if (!ran) { /* compiles the kernels, which a capture cannot do */
+        } else if (!ran || s->n > longest_captured()) {
             step(id, cache, id);
-            ran = 1;
+            ran = 1; /* kernels are compiled, which a capture cannot do */
         } else {
             if (!graph) {
                 te_graph_begin(te);

@@ -1405,6 +1405,22 @@ static void bench_masks(bench *b, int64_t s) {
     te_scope_end(b->te);
 }
 
+/* The most likely ids of the logits of n rows. */
+static void bench_argmax(bench *b, int64_t n) {
+    const int64_t shape[2] = {n, 128256};
+    char text[64];
+    any_call c;
+    if (!wanted(b, "argmax")) return;
+    te_scope_begin(b->te);
+    memset(&c, 0, sizeof c);
+    c.op = TE_OP_ARGMAX;
+    c.args.argmax.x = te_tensor_normal(b->te, TE_BF16, 2, shape, 0, 1);
+    c.args.argmax.out = te__empty_1d(b->te, TE_I32, n);
+    snprintf(text, sizeof text, "%lldx%lld bf16", (long long)shape[0], (long long)shape[1]);
+    bench_reads(b, "argmax", text, &c, 2.0 * (double)(shape[0] * shape[1]));
+    te_scope_end(b->te);
+}
+
 /* A language model of a billion parameters to bf16 and back: each number is read and written twice, as 4 bytes and as 2. */
 static void run_casts(bench *b, void *arg) {
     te_cast_model_desc wide = TE_ZERO;
@@ -2325,6 +2341,8 @@ static void measure_all(bench *b) {
     bench_memory(b, 8192, 8192);
     bench_other_memory(b, 16384, 4096, 128256);
     bench_masks(b, 8192);
+    bench_argmax(b, 1);
+    bench_argmax(b, 64);
     bench_adam(b, 500, 1 << 20);
     bench_casts(b);
     bench_cross_entropy(b, 8192, 128256);

@@ -324,16 +324,20 @@ static te_tensor *te__attn_eager_attend(te_module *m, te__attn_run *run) {
 static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, te_attn_inputs *in) {
     const te_attn_call *c = &args->attention;
     const te__field *f = te__option_set(&te__sdpa_call_group, 1, c);
+    const char *option = f                  ? f->name
+                         : c->cu_seqlens_q  ? "cu_seqlens_q"
+                         : c->cu_seqlens_kv ? "cu_seqlens_kv"
+                                            : NULL;
     const te_attn_mask mask = c->attn_mask_type;
     te_tensor *keep;
     if (!args->input || !args->key || !args->value)
         return te__fail(m->te, TE_ERR_INVALID, "attention: key and value are needed beside the input (the query)");
-    if (f || (mask && mask != TE_MASK_NONE && mask != TE_MASK_CAUSAL && !c->attention_mask))
+    if (option || (mask && mask != TE_MASK_NONE && mask != TE_MASK_CAUSAL && !c->attention_mask))
         return te__fail(m->te, TE_ERR_UNSUPPORTED,
                         "attention: %s: an option of the call (attn_mask_type %d) is te's alone, as packed sequences "
                         "are te's alone; sdpa, flex and eager take attention_mask and a window, and TE_MASK_NONE and "
                         "TE_MASK_CAUSAL without a mask",
-                        f ? f->name : "attn_mask_type", (int)mask);
+                        option ? option : "attn_mask_type", (int)mask);
     in->q = args->input;
     in->k = args->key;
     in->v = args->value;

@@ -9,21 +9,22 @@ typedef struct te__option_group {
 
 #define TE__LATER(field) TE__FIELD(TE__TYPE, field, 0)
 #define TE__LATER_OF_BOTH                                                                                \
-    TE__LATER(attention_mask), TE__LATER(cu_seqlens_q), TE__LATER(cu_seqlens_kv),                        \
-        TE__LATER(cu_seqlens_q_padded), TE__LATER(cu_seqlens_kv_padded), TE__LATER(max_seqlen_q),        \
+    TE__LATER(cu_seqlens_q_padded), TE__LATER(cu_seqlens_kv_padded), TE__LATER(max_seqlen_q),            \
         TE__LATER(max_seqlen_kv), TE__LATER(bottom_right_diagonal), TE__LATER(core_attention_bias_type), \
         TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(score_mod)
 #define TE__TYPE te_attn_call
 /* The fields of te_attn_call that SDPA does not read. attention_mask must come first: a class that reads attention_mask
  * checks only the fields after it. */
 static const te__field te__sdpa_call_later[] = {
-    TE__LATER_OF_BOTH,           TE__LATER(attention_mask_q), TE__LATER(pad_between_seqs),
-    TE__LATER(inference_params), TE__LATER(qkv_layer),        TE__LATER(kv_layer),
-    TE__LATER(qkv_interleave_dim)};
+    TE__LATER(attention_mask),   TE__LATER_OF_BOTH,           TE__LATER(attention_mask_q),
+    TE__LATER(pad_between_seqs), TE__LATER(inference_params), TE__LATER(qkv_layer),
+    TE__LATER(kv_layer),         TE__LATER(qkv_interleave_dim)};
 #undef TE__TYPE
 #define TE__TYPE te_attn_rule
 /* The fields of a desc that SDPA does not read. */
-static const te__field te__sdpa_rule_later[] = {TE__LATER_OF_BOTH, TE__LATER(kv_bshd), TE__LATER(page_table),
+static const te__field te__sdpa_rule_later[] = {TE__LATER(attention_mask), TE__LATER(cu_seqlens_q),
+                                                TE__LATER(cu_seqlens_kv),  TE__LATER_OF_BOTH,
+                                                TE__LATER(kv_bshd),        TE__LATER(page_table),
                                                 TE__LATER(block_mask)};
 #undef TE__TYPE
 #undef TE__LATER_OF_BOTH

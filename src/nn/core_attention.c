@@ -132,9 +132,7 @@ static te_module *te__attn_core_create(te_ctx *te, const te__attn_impl *impl, co
 /* ---- SDPA ---- */
 
 static te_result te__sdpa_prepare(te_module *m, const te_forward_args *args, te__attn_run *run) {
-    te_attn_call others = args->attention;
-    others.cu_seqlens_q = others.cu_seqlens_kv = NULL;
-    if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &others)) return TE_ERR_UNSUPPORTED;
+    if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) return TE_ERR_UNSUPPORTED;
     run->part[0] = args->input;
     run->part[1] = args->key;
     run->part[2] = args->value;

@@ -362,3 +362,19 @@ TE_TEST(options_that_mean_nothing_are_refused) {
     CHECK(te_rope_frequencies(te, NULL, 0, 8, 10, NULL, &factor) == TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "room for 4 numbers");
 }
+
+/* The lengths of sequences are read, with a padding mask: keys beyond them do not count. */
+TE_TEST_DEVICES(options_of_a_call_with_lengths) {
+    te_module *m = te_sdpa_create(te, &(te_sdpa_desc){.format = TE_BSHD});
+    te_tensor *q = test_tensor(te, TE_F32, SHAPE(1, 2, 2, 8), test_normal(32, 1)), *k = test_tensor(te, TE_F32, SHAPE(1, 7, 2, 8), test_normal(112, 2));
+    te_forward_args all = {.input = q, .key = k, .value = k}, part = {.input = q, .key = te_tensor_narrow(k, 1, 0, 5), .value = te_tensor_narrow(k, 1, 0, 5)};
+    all.attention.attn_mask_type = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
+    all.attention.cu_seqlens_q = te_tensor_from_host(te, TE_I32, SHAPE(2), (const int32_t[]){0, 2});
+    all.attention.cu_seqlens_kv = te_tensor_from_host(te, TE_I32, SHAPE(2), (const int32_t[]){0, 5});
+    part.attention.attn_mask_type = TE_MASK_CAUSAL_BOTTOM_RIGHT;
+    CHECK_ERROR_BELOW("five keys of seven", test_read(te_forward_with(m, &all)), test_read(te_forward_with(m, &part)), 32, 1e-6); /* sums of the same numbers */
+    all.attention.cu_seqlens_kv = NULL;
+    CHECK(!te_forward_with(m, &all));
+    CHECK_ERROR(te, TE_ERR_STATE, "cu_seqlens_kv");
+    te_module_destroy(m);
+}

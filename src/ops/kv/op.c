@@ -76,8 +76,8 @@ static te_result te__check_advance_kv_cache(te_ctx *te, te_op_advance_kv_cache_a
     if (r == TE_OK) r = te__want_numel(te, op, "cu_seqlens_kv", a->cu_seqlens_kv, b + 1);
     if (r == TE_OK && (a->added < 0 || a->step < 0 || a->added > INT32_MAX || a->step > INT32_MAX / te__max(b, 1)))
         r = te__fail(te, TE_ERR_INVALID,
-                     "%s: added is %lld and step %lld, of %lld sequences; from 0 on, with less than 2^31 tokens in "
-                     "all, is possible",
+                     "%s: added is %lld and step %lld, of %lld sequences; 0 or more, and less than 2^31 tokens "
+                     "in all, are possible",
                      op, (long long)a->added, (long long)a->step, (long long)b);
     return r;
 }

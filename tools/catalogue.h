@@ -1067,6 +1067,30 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.copy_to_kv_cache.start_positions = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){2}, (const int32_t[]){13, 40});
         c->args.copy_to_kv_cache.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
         break;
+        CALL(156, GEMM, "gemm that quantizes its few rows")
+        c->args.gemm.a = call_normal(te, dtype, 2, (const int64_t[]){3, 144}, 1);
+        c->args.gemm.b = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){N, 144}, 2);
+        c->args.gemm.b_transposed = true;
+        c->args.gemm.d = call_out(c, te, dtype, 2, (const int64_t[]){3, N});
+        c->args.gemm.m = 3;
+        c->args.gemm.n = N;
+        c->args.gemm.k = 144;
+        c->args.gemm.quantize_a = TE_F8E4M3;
+        c->args.gemm.quantize_scale = te_tensor_full(te, TE_F32, 1, one, 64);
+        c->args.gemm.quantize_amax = call_out(c, te, TE_F32, 1, one);
+        break;
+        CALL(157, QKV_ROPE, "split qkv, rope, into pages")
+        c->args.qkv_rope.qkv = call_normal(te, dtype, 3, (const int64_t[]){2, 2, 12 * 64}, 1);
+        c->args.qkv_rope.q = call_out(c, te, dtype, 4, (const int64_t[]){2, 2, 8, 64});
+        c->args.qkv_rope.k_cache = call_out(c, te, dtype, 4, (const int64_t[]){8, 16, 2, 64});
+        c->args.qkv_rope.v_cache = call_out(c, te, dtype, 4, (const int64_t[]){8, 16, 2, 64});
+        c->args.qkv_rope.cu_seqlens = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 2, 3});
+        c->args.qkv_rope.cache_positions = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){2}, (const int32_t[]){13, 40});
+        c->args.qkv_rope.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
+        c->args.qkv_rope.num_heads = 8;
+        c->args.qkv_rope.num_groups = 2;
+        c->args.qkv_rope.head_dim = 64;
+        break;
         CALL(103, SPARSE_ATTN_FWD, "attention by lists of keys, with sinks")
         c->args.sparse_attn_fwd.q = call_normal(te, dtype, 4, (const int64_t[]){2, 39, 10, 72}, 1);
         c->args.sparse_attn_fwd.kv = call_normal(te, dtype, 3, (const int64_t[]){2, 50, 72}, 2);

@@ -265,7 +265,7 @@ static bool add_more(te_ctx *te, call *c, int way) {
             angles->start_positions = NULL;
             angles->freqs = te_tensor_full(te, TE_F32, SHAPE(1, 1, 1, angles->rotary_dim ? angles->rotary_dim : te_tensor_shape(x)[te_tensor_ndim(x) - 1]), 0.25);
         }
-        if (way == 2 && c->op == TE_OP_QKV_ROPE) {
+        if (way == 2 && c->op == TE_OP_QKV_ROPE && !c->args.qkv_rope.k_cache) {
             te_op_qkv_rope_args *a = &c->args.qkv_rope;
             a->rotated = te_tensor_zeros(te, te_tensor_dtype(a->qkv), te_tensor_ndim(a->qkv), te_tensor_shape(a->qkv));
             a->q = a->k = a->v = NULL;
@@ -275,7 +275,7 @@ static bool add_more(te_ctx *te, call *c, int way) {
             a->rotated = te_tensor_zeros(te, te_tensor_dtype(a->qkv), te_tensor_ndim(a->qkv), te_tensor_shape(a->qkv));
             a->q = a->k = a->v = NULL;
         }
-        return way < (c->op == TE_OP_ROPE ? 2 : 3);
+        return way < (c->op == TE_OP_ROPE || (c->op == TE_OP_QKV_ROPE && c->args.qkv_rope.k_cache) ? 2 : 3);
     }
     case TE_OP_ATTN_FWD:
         c->args.attn_fwd.rng = rng;

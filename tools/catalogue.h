@@ -1135,12 +1135,12 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_bwd.rule.block_mask = te_tensor_from_host(te, TE_U8, 4, (const int64_t[]){1, 1, 3, 3}, (const unsigned char[]){1, 0, 2, 0, 1, 0, 2, 0, 0});
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
-        CALL(156, ARGMAX, "the largest of each row")
+        CALL(158, ARGMAX, "the largest of each row")
         c->args.argmax.x = call_normal(te, dtype, 2, mn, 1);
         c->args.argmax.out = call_out(c, te, TE_I32, 1, (const int64_t[]){M});
         c->tolerance = 0;
         break;
-        CALL(157, ADVANCE_KV_CACHE, "numbers of the next step of a cache")
+        CALL(159, ADVANCE_KV_CACHE, "numbers of the next step of a cache")
         c->args.advance_kv_cache.start_positions = call_out(c, te, TE_I32, 1, three);
         c->args.advance_kv_cache.cu_seqlens_q = call_out(c, te, TE_I32, 1, (const int64_t[]){4});
         c->args.advance_kv_cache.cu_seqlens_kv = call_out(c, te, TE_I32, 1, (const int64_t[]){4});
@@ -1224,7 +1224,7 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.nvfp4_dequantize.groups = call_groups(te, M);
         c->tolerance = 0;
         break;
-        CALL(170, ATTN_FWD, "attention of e4m3 codes, causal, grouped heads")
+        CALL(160, ATTN_FWD, "attention of e4m3 codes, causal, grouped heads")
         c->args.attn_fwd.q = call_normal(te, TE_F8E4M3, 4, q, 1);
         c->args.attn_fwd.k = call_normal(te, TE_F8E4M3, 4, kv, 2);
         c->args.attn_fwd.v = call_normal(te, TE_F8E4M3, 4, kv, 3);

@@ -305,12 +305,12 @@ typedef struct te_recipe {
     float amax_epsilon;    /* current, block: lower bound of the amax from which a scale is computed */
     /* FP8 attention (delayed, current, MXFP8, custom). With fp8_dpa, DotProductAttention rounds q, k, v, the softmax,
      * the output o and all their gradients to FP8. The forward pass of delayed and current scaling multiplies the FP8
-     * codes: on Hopper by FP8 tensor cores, in heads of up to 128 channels, unless there is dropout, a bias, a soft
-     * cap, an offset of the softmax, max_logit, a user's rule, or a mask of elements or blocks (te_explain says which).
-     * All other GEMMs run in high precision on the rounded values. The forward pass rounds each row of the softmax by a
-     * scale of its own, see te_attn_fp8; TransformerEngine's delayed scale of the softmax rounds it in the backward
-     * pass alone. fp8_mha includes fp8_dpa: MultiheadAttention then gives the FP8 output of the core to its projection
-     * without decoding it, except under MXFP8.
+     * codes. On Hopper it uses FP8 tensor cores, in heads of up to 128 channels, unless there is dropout, a bias, a
+     * soft cap, an offset of the softmax, max_logit, a user's rule, or a mask of elements or blocks (te_explain says
+     * which). All other GEMMs run in high precision on the rounded values. The forward pass rounds each row of the
+     * softmax by a scale of its own, see te_attn_fp8. The delayed scale of the softmax rounds it in the backward pass.
+     * fp8_mha includes fp8_dpa: MultiheadAttention then gives the FP8 output of the core to its projection without
+     * decoding it, except under MXFP8.
      *
      * A custom recipe's factory is called for the tensors of the core. GEMMs are numbered as in TransformerEngine. q, k
      * and v are the output of GEMM 0, o is the input of GEMM 1, the softmax is the output of GEMM 2. The gradients of

@@ -7,7 +7,7 @@
 //
 //     p_ij = 2^(S_ij scale2 - m + TE__ATTN_FP8_LATE)    O_i = sum_j e4m3(p_ij) V_j / l_i    l_i = sum_j p_ij
 //
-// Only the first block of keys looks for a maximum, and the second one if the first shows few keys to a row. Later
+// Only the first two blocks of keys look for a maximum, since one block has too few keys for a good guess. Later
 // blocks keep m until an element exceeds E4M3's largest number. Then m becomes the maximum so far, and O and the sums
 // are multiplied by what lies between (rise). Each row decides by its own elements. l and lse sum p before rounding.
 // But rows with one large element would have the rounding error of its code in O: so O's denominator has the row's
@@ -16,7 +16,7 @@
 //
 // Sums over keys. wgmma on FP8 keeps about 13 bits below the largest term of a sum, so that long sums would lose what
 // their terms have in common. Each product P V of one block of keys therefore starts at 0 (`part`), and is added to O
-// in f32. For D = 128 this product comes before Q K of the next block: while wgmma reads P from registers the warps
+// in f32. This product comes before Q K of the next block: while wgmma reads P from registers the warps
 // wait, and they add beside Q K.
 //
 // V. wgmma reads FP8 operands K-major alone: attn_fwd_fp8_values.cu writes V^T, with the keys in the order in which the
@@ -258,7 +258,7 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] *= by[i / 2 & 1];
     }
-    // `look`: the rows take the maximum of the block first. Rows near the diagonal have seen few keys before.
+    // `look`: the rows take the maximum of the block first.
     TE_DEV void softmax(bool look) {
         float z[4];
         if (look) rise({true, true});
@@ -310,48 +310,25 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] = 0.0f;
     }
-    // Returns true if a row of this warpgroup sees less than 64 keys of the first block.
-    TE_DEV bool saw_few() const {
-        return min(t.row + 64 * w + t.hi + 1, t.s_kv) - (t.end - 1) * BN < 64;
-    }
-    // Runs Q K(n) beside P V(n + 1), then the softmax of block n.
+    // Runs Q K(n) behind P V(n + 1), then the softmax of block n.
     template <bool MASKED> TE_DEV void step(int n) {
-        if constexpr (D == 64) {
-            await(FULL_K, k);
-            te_wgmma_keep(p);
-            te_wgmma_fence();
-            ask();
-            await(FULL_V, v);
-            te_wgmma_fence();
-            gather();
-            te_wgmma_wait<1>();
-            te_wgmma_keep(s);
-            release(EMPTY_K, k);
-            if (MASKED) hide(n);
-            te_wgmma_wait<0>();
-            te_wgmma_keep(part);
-            te_wgmma_keep(p);
-            release(EMPTY_V, v);
-            add();
-        } else {
-            await(FULL_V, v);
-            te_wgmma_keep(p);
-            te_wgmma_fence();
-            gather();
-            await(FULL_K, k);
-            te_wgmma_fence();
-            ask();
-            te_wgmma_wait<1>();
-            te_wgmma_keep(part);
-            te_wgmma_keep(p);
-            release(EMPTY_V, v);
-            add();
-            te_wgmma_wait<0>();
-            te_wgmma_keep(s);
-            release(EMPTY_K, k);
-            if (MASKED) hide(n);
-        }
-        softmax(n == t.end - 2 && saw_few());
+        await(FULL_V, v);
+        te_wgmma_keep(p);
+        te_wgmma_fence();
+        gather();
+        await(FULL_K, k);
+        te_wgmma_fence();
+        ask();
+        te_wgmma_wait<1>();
+        te_wgmma_keep(part);
+        te_wgmma_keep(p);
+        release(EMPTY_V, v);
+        add();
+        te_wgmma_wait<0>();
+        te_wgmma_keep(s);
+        release(EMPTY_K, k);
+        if (MASKED) hide(n);
+        softmax(n == t.end - 2);
         te_wgmma_keep(p);
     }
     TE_DEV void last() {

@@ -72,11 +72,13 @@ static te_result te__kv_cache_advance(te_kv_cache *c, int64_t added, int64_t ste
 /* Writes `numbers` from the host's length. */
 static te_result te__kv_cache_write(te_kv_cache *c, int64_t step) {
     te_result result;
+    c->stale = true; /* until both writes have been queued */
     te__frame_begin(c->te);
     result = te_tensor_fill(te__kv_cache_list(c, 2), (double)c->length);
     te__frame_end(c->te, NULL, 0);
-    c->stale = false;
-    return result == TE_OK ? te__kv_cache_advance(c, 0, step) : result;
+    if (result == TE_OK) result = te__kv_cache_advance(c, 0, step);
+    if (result == TE_OK) c->stale = c->te->warming;
+    return result;
 }
 
 /* ---- graphs ---- */

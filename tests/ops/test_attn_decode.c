@@ -2,13 +2,14 @@
  * has the same bits in every batch, in caches of every size, and in pages. */
 #include "../te_test.h"
 
-enum { MOST = 5, PAGE = 16 };
+enum { MOST = 5 };
 typedef struct decode_case {
     int64_t heads, groups, d, d_v, s_q, room; /* room: rows of the cache for each sequence */
     int b, lengths[MOST];
     te_dtype dtype;
     te_attn_rule rule; /* without its tensors */
-    bool paged, sinks, bias;
+    bool paged, sinks, bias, short_q; /* short_q: the last sequence has one query less than s_q */
+    int page; /* 0: 16 */
 } decode_case;
 typedef struct decode_result {
     float *o, *lse;
@@ -19,7 +20,7 @@ static void fill(float *to, int64_t n, int id, int part) { memcpy(to, test_norma
 
 /* Attends from sequences ids[0 .. c->b - 1], whose values and lengths go by their id. Rows of the cache behind a sequence's end are NaN. */
 static decode_result decode(te_ctx *te, const decode_case *c, const int *ids, te_dtype dtype, bool paged) {
-    const int64_t b = c->b, row_k = c->groups * c->d, row_v = c->groups * c->d_v, pages_of_each = c->room / PAGE;
+    const int64_t b = c->b, PAGE = c->page ? c->page : 16, row_k = c->groups * c->d, row_v = c->groups * c->d_v, pages_of_each = c->room / PAGE;
     float *q = test_floats(b * c->s_q * c->heads * c->d), *k = test_floats(b * c->room * row_k), *v = test_floats(b * c->room * row_v);
     int32_t cu_q[MOST + 1] = {0}, cu_kv[MOST + 1] = {0}, *table = (int32_t *)test_alloc((size_t)(b * pages_of_each + 1) * sizeof *table);
     float *bias = test_floats(b * c->heads * c->s_q * c->room);
@@ -30,7 +31,7 @@ static decode_result decode(te_ctx *te, const decode_case *c, const int *ids, te
     for (int i = 0; i < c->b; i++) {
         const int64_t n = c->lengths[ids[i]];
         float *keys = test_floats(n * row_k), *values = test_floats(n * row_v);
-        cu_q[i + 1] = cu_q[i] + (int32_t)c->s_q, cu_kv[i + 1] = cu_kv[i] + (int32_t)n;
+        cu_q[i + 1] = cu_q[i] + (int32_t)(c->s_q - (c->short_q && i == c->b - 1)), cu_kv[i + 1] = cu_kv[i] + (int32_t)n;
         fill(q + i * c->s_q * c->heads * c->d, c->s_q * c->heads * c->d, ids[i], 0);
         fill(keys, n * row_k, ids[i], 1), fill(values, n * row_v, ids[i], 2);
         if (c->bias) fill(bias + i * c->heads * c->s_q * c->room, c->heads * c->s_q * c->room, ids[i], 3);
@@ -76,7 +77,8 @@ static void check_decode(te_ctx *te, te_ctx *cpu, decode_case c) {
     CHECK_CLOSE("o", got.o, want.o, n, 2 * step, 2 * step);
     CHECK_CLOSE("lse", got.lse, want.lse, c.b * rows, 1e-5, 2e-5); /* sums in f32, ex2.approx within 2 ulp */
     CHECK(memcmp(got.o, again.o, (size_t)n * 4) == 0 && memcmp(got.lse, again.lse, (size_t)(c.b * rows) * 4) == 0);
-    if (c.bias) return; /* its rows have the length of the cache */
+    if (c.bias || c.short_q) return; /* a bias has rows of the cache's length */
+    const int64_t PAGE = c.page ? c.page : 16;
     /* alone, in a larger cache, and in pages or not */
     const int64_t each = c.heads * c.s_q * c.d_v;
     for (int i = 0; i < c.b; i++) {
@@ -107,20 +109,27 @@ TE_TEST_DEVICES(attn_decode) {
         {.dtype = TE_BF16, .heads = 8, .groups = 2, .d = 64, .s_q = 2, .room = 608, .b = 2, .lengths = {600, 90}, .rule = {.softmax_type = TE_SOFTMAX_LEARNABLE}, .sinks = true, .paged = true},
         {.dtype = TE_BF16, .heads = 4, .groups = 2, .d = 64, .s_q = 2, .room = 304, .b = 2, .lengths = {304, 90}, .rule = {.core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE}, .bias = true},
         {.dtype = TE_BF16, .heads = 4, .groups = 2, .d = 64, .s_q = 2, .room = 304, .b = 2, .lengths = {304, 90}, .rule = {.mask = TE_MASK_PADDING}},
+        {.dtype = TE_BF16, .heads = 8, .groups = 2, .d = 128, .s_q = 2, .room = 1536, .b = 3, .lengths = {1530, 0, 80}, .rule = {.window = {true, 101, 0}}, .paged = true, .page = 48},
+        {.dtype = TE_BF16, .heads = 8, .groups = 4, .d = 64, .s_q = 3, .room = 400, .b = 2, .lengths = {400, 77}, .short_q = true},
+        {.dtype = TE_BF16, .heads = 4, .groups = 4, .d = 64, .s_q = 1, .room = 333, .b = 2, .lengths = {333, 90}, .paged = true, .page = 333},
     };
     for (int i = 0; i < COUNT(cases); i++) check_decode(te, cpu, cases[i]);
     /* more sequences than the counters of a launch: 130 copies of one, with 8 heads of keys each */
     {
         enum { B = 130, S = 200, G = 8, D = 32 };
+        float *before = NULL;
         te_tensor *q = te_tensor_normal(te, TE_BF16, SHAPE(1, 1, G, D), 0, 1), *k = te_tensor_normal(te, TE_BF16, SHAPE(1, S, G, D), 0, 1);
         te_tensor *qs = te_tensor_empty(te, TE_BF16, SHAPE(B, 1, G, D)), *ks = te_tensor_empty(te, TE_BF16, SHAPE(B, S, G, D)), *o = te_tensor_empty(te, TE_BF16, SHAPE(B, 1, G, D));
         for (int i = 0; i < B; i++) te_tensor_copy(te_tensor_narrow(qs, 0, i, 1), q), te_tensor_copy(te_tensor_narrow(ks, 0, i, 1), k);
         te_op_attn_fwd_args a = {.q = qs, .k = ks, .v = ks, .o = o, .format = TE_BSHD, .rule = {.mask = TE_MASK_NONE}};
-        te_op_attn_fwd(te, &a);
-        float *all = test_read(o);
-        REQUIRE_OK(te);
-        for (int i = 1; i < B; i++) CHECK(memcmp(all, all + (int64_t)i * G * D, sizeof(float) * G * D) == 0);
-        CHECK(all[0] != 0);
+        for (int turn = 0; turn < 2; turn++) { /* the second one finds the counters as the first one left them */
+            te_op_attn_fwd(te, &a);
+            float *all = test_read(o);
+            REQUIRE_OK(te);
+            for (int i = 1; i < B; i++) CHECK(memcmp(all, all + (int64_t)i * G * D, sizeof(float) * G * D) == 0);
+            CHECK(all[0] != 0 && (turn == 0 || memcmp(all, before, sizeof(float) * B * G * D) == 0));
+            before = all;
+        }
     }
 }
 

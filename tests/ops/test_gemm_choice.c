@@ -237,6 +237,23 @@ TE_TEST_DEVICES(gemm_by_phases) {
     }
 }
 
+/* f32 rows that TMA cannot store whole are stored by gemm_hopper's stage: the GEMVs that give 16-bit products their last columns read no f32. */
+TE_TEST(gemm_of_unaligned_f32_has_no_phases) {
+    te_ctx *te = test_context("cpu");
+    if (!te) return;
+    for (int t = 0; t < 2; t++) {
+        te_explanation e;
+        te_op_gemm_args g = {.m = 4096, .n = 50257, .k = 768, .b_transposed = t == 0};
+        g.a = te_tensor_describe(te, TE_F32, SHAPE(g.m, g.k)), g.d = te_tensor_describe(te, TE_F32, SHAPE(g.m, g.n));
+        g.b = t == 0 ? te_tensor_describe(te, TE_F32, SHAPE(g.n, g.k)) : te_tensor_describe(te, TE_F32, SHAPE(g.k, g.n));
+        REQUIRE_OK(te);
+        CHECK(te_explain(te, TE_OP_GEMM, &g, "sm_90", &e) == TE_OK && e.supported);
+        CHECK_STR(e.kernels, "gemm_hopper");
+        CHECK_MSG(!strstr(e.kernels, "gemv"), "%s", e.kernels);
+    }
+    CHECK_OK(te);
+}
+
 /* x rounded to TF32, to the nearest; `slack` is one of its steps if x is a tie, which may go either way. */
 static double nearest_tf32(float x, double *slack) {
     uint32_t bits, up;

@@ -8,22 +8,21 @@
 //
 // The query heads that share one head of keys are rows of one tile, with all their queries: row r is query r % s_q of
 // head r / s_q. So every key is read once. The keys of a sequence are split into chunks, one for each block. The length
-// of a chunk depends on the sequence's own keys and on the number of heads. So a sequence has the same bits in every
-// batch and in a cache of any size.
+// of a chunk depends on the sequence's own keys and on the number of heads of keys. So a sequence has the same bits in
+// every batch that this kernel runs, and in a cache of any size.
 //
 // A warp copies its own keys by cp.async, a step ahead, and has its own maximum and sums, so that warps do not
 // wait for each other. At the end the block adds up its warps. The block that ends last of a sequence and head adds up
 // the chunks, always in the same order.
 //
-// Options: X_DT (te_dtype of q, k, v and o), X_D (the larger of d and d_v, rounded up to a multiple of 32; channels
-// beyond d or d_v are zeros), X_EXTRA (attn.cuh; without block masks, the user's rules and dropout), X_CAP.
+// Options: X_DT (te_dtype of q, k, v and o), X_D (the larger of d and d_v, rounded up to a multiple of 32, above 128 of
+// 64; channels beyond d or d_v are zeros), X_EXTRA (attn.cuh; without block masks, the user's rules and dropout).
 //
 // Launch: grid (splits, places of this launch), block 32 WARPS, shared memory TE__ATTN_DECODE_SHARED. Rows start at
 // multiples of 16 bytes, d and d_v are multiples of 8, scale > 0. A page has a multiple of 16 keys, or all keys.
 // te:arch 80
 // te:row X_DT=3 X_D=32|64|96|128|192|256 X_EXTRA=0|1
 // te:row X_DT=2 X_D=128 X_EXTRA=0|1
-// te:row X_DT=3 X_D=128 X_EXTRA=1 X_CAP=1
 #include "ops/attn/fragments.cuh"
 
 #ifndef X_DT // the rows above name every option; these defaults are for an editor
@@ -262,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     enum { QUADS = D / 4 };
     const te_i64 row_floats = a.d_v + 4, part_floats = rows * row_floats; // a row's sums, then top, l, and padding
-    float *all = args.part + (te_i64)place * args.splits * part_floats;
+    float *all = args.part + (te_i64)blockIdx.y * args.splits * part_floats;
     for (int at = threadIdx.x; at < rows * QUADS; at += THREADS) {
         const int r = at / QUADS, c = 4 * (at % QUADS);
         te_part sum;

@@ -171,7 +171,8 @@ static te_result te__attn_plan_decode(te__plan *p, const te__attn_kargs *a) {
     const int d = te__attn_padded_d(a), places = a->batch * a->groups, heads = a->heads / a->groups,
               share = (int)te__div_up(TE__ATTN_DECODE_BLOCKS, a->groups),
               splits = (int)te__min(share, te__div_up(a->s_kv, TE__ATTN_DECODE_CHUNK(1, 1)));
-    float *part = splits > 1 ? te__plan_floats(p, (int64_t)places * splits * heads * a->s_q * (a->d_v + 4)) : NULL;
+    const int64_t together = te__min(places, TE__PLAN_MANY_COUNTERS); /* launches use the same memory in turn */
+    float *part = splits > 1 ? te__plan_floats(p, together * splits * heads * a->s_q * (a->d_v + 4)) : NULL;
     int first;
     if (splits > 1 && !part) return p->result;
     for (first = 0; first < places; first += TE__PLAN_MANY_COUNTERS) {
@@ -189,7 +190,6 @@ static te_result te__attn_plan_decode(te__plan *p, const te__attn_kargs *a) {
         te__launch_option(l, "X_DT", a->q.dt);
         te__launch_option(l, "X_D", d);
         te__launch_option(l, "X_EXTRA", a->x.on);
-        if (a->x.softcap > 0.0f) te__launch_option(l, "X_CAP", 1);
     }
     return te__plan_why(p, "few queries: keys split over blocks, each key read once for all heads that share it");
 }

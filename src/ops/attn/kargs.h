@@ -79,11 +79,11 @@ typedef struct te__attn_kargs {
 /* The arguments of attn_decode.cu. A `place` is a sequence and a head of keys, b * groups + group. */
 typedef struct te__attn_decode_kargs {
     te__attn_kargs a;
-    float *part;        /* [batch * groups, splits, rows, d_v + 4]: the sums of each chunk, then `top` and `l` of the
-                         * row; NULL if `splits` is 1 */
+    float *part;        /* [places of the launch, splits, rows, d_v + 4]: the sums of each chunk, then `top` and `l` of
+                         * the row; NULL if `splits` is 1 */
     unsigned *counters; /* one for each place of the launch, 0 between kernels */
     int splits;         /* the number of blocks for each place */
-    int share;          /* the largest number of chunks of a sequence, which depends on the number of heads alone */
+    int share;          /* the largest number of chunks of a sequence, which depends on the number of heads of keys alone */
     int first;          /* the first place of the launch */
     int heads;          /* the number of query heads of one head of keys */
 } te__attn_decode_kargs;

@@ -210,10 +210,12 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
 static double te__gemm_turned_from = 1.0; /* factor of the sizes from which te__gemm_pays_turning says yes; tests set
                                            * another */
 
+#define TE__GEMM_TURNED_BYTES 1073741824.0 /* the most bytes of transposed copies */
 /* Returns whether a product of f32 takes less time by gemm_hopper than by gemm_mma. wgmma multiplies only K-major TF32.
  * Others have to be transposed: a value costs about what gemm_mma loses on 200 products of it. */
 static bool te__gemm_pays_turning(const te__gemm_problem *q) {
     const double m = (double)q->args->m, n = (double)q->args->n, k = (double)q->args->k;
+    if (4 * k * ((q->a.k_major ? 0 : m) + (q->b.k_major ? 0 : n)) > TE__GEMM_TURNED_BYTES) return false;
     return (q->a.k_major && q->b.k_major) ||
            (m * n >= 256.0 * (m + n) * te__gemm_turned_from && m * n * k >= 5e8 * te__gemm_turned_from);
 }
@@ -608,7 +610,7 @@ static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* the least number of e
 static bool te__gemm_has_phases(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate ||
-        a->bias_gradient || TE__GEMM_TUNES)
+        a->bias_gradient || TE__GEMM_TUNES || te__dtype_size(q->a.dtype) > 2) /* a GEMV has no f32 */
         return false;
     return q->a.k_major && q->b.k_major && a->m * a->n >= te__gemm_phased_from && te__min(a->m, a->n) >= 64 &&
            a->k * te__dtype_size(q->a.dtype) <= 5120 &&

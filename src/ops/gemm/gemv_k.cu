@@ -76,6 +76,7 @@
 #define X_DT (SHORT_A ? B_DT : A_DT)
 #define Y_DT (SHORT_A ? A_DT : B_DT)
 #define FP8 (A_DT == 4 || A_DT == 5)
+static_assert(A_DT != 1 && B_DT != 1, "no f32");
 #define BITS (SCALES == 2 ? 4 : FP8 ? 8 : 16)
 #define UNIT (128 / BITS)      // elements in 16 bytes, which a lane loads at a time
 #define UNITS 2                // of a lane in a turn

@@ -41,8 +41,8 @@
  * If tensor cores cannot read MXFP8 or NVFP4, the operands are decoded to bf16. Only bits below 2^-133 are lost.
  * Decoding takes a workspace of up to 2 (m + n) k bytes, where rows are rounded up to multiples of 16 elements. With
  * small m or n and K-major operands, most calls need none. On sm_90 an operand may be copied into a workspace of its
- * size if its rows do not begin at multiples of 16 bytes, and f32 operands that are not K-major are transposed into up to
- * 1 GiB. te_explain returns the workspace of a call.
+ * size if its rows do not begin at multiples of 16 bytes, and f32 operands that are not K-major are transposed into up
+ * to 1 GiB. te_explain returns the workspace of a call.
  * If k is 0, op(A) op(B) in the formula is 0. If m or n is 0, only bias_gradient is written, as 0. */
 typedef struct te_op_gemm_args {
     const te_tensor *a, *b;

@@ -83,7 +83,7 @@ typedef struct te__attn_decode_kargs {
                          * the row; NULL if `splits` is 1 */
     unsigned *counters; /* one for each place of the launch, 0 between kernels */
     int splits;         /* the number of blocks for each place */
-    int share;          /* the largest number of chunks of a sequence, which depends on the number of heads of keys alone */
+    int share;          /* the largest number of chunks of a sequence: of the number of heads of keys alone */
     int first;          /* the first place of the launch */
     int heads;          /* the number of query heads of one head of keys */
 } te__attn_decode_kargs;

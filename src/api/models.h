@@ -97,13 +97,13 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
  *     te_graph *graph = te_graph_end(te);
  *     while (te_graph_launch(graph) == TE_OK) te_tensor_to_host(id, &ids[n++]);
  *
- * te_kv_cache_length grows with each launch, and te_kv_cache_truncate may be called between two of them. A launch of up
- * to 16 new tokens has the bits of a call. In a captured step of more tokens, or one captured with an empty cache,
- * attention reads the lengths from device memory where a call knows them: its kernel, and so its last bits, may be
- * another. A launch has these errors, before anything runs:
+ * te_kv_cache_length grows with each launch, and te_kv_cache_truncate may be called between two launches. A launch of
+ * up to 16 new tokens has the bits of a call. If a captured step has more tokens, or the cache was empty at the
+ * capture, attention reads the lengths from device memory and may run another kernel than a call does, so the last
+ * bits may differ. A launch can return these errors, before anything runs:
  * TE_ERR_INVALID if the length would exceed max_length.
  * TE_ERR_STATE if the cache was destroyed.
- * TE_ERR_STATE if TE_ROPE_LONGROPE or TE_ROPE_DYNAMIC rotates other than at the length of the capture.
+ * TE_ERR_STATE if TE_ROPE_LONGROPE or TE_ROPE_DYNAMIC rotates differently than at the length of the capture.
  * A capture is refused if the module `sdpa` has a forward of its own. */
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length);
 /* Destroys a KV cache. `c` may be NULL. */

@@ -432,12 +432,12 @@ typedef struct te_attn_rule {
  * The forward pass takes q, k and v as codes of FP8 (all three), with the factors q_scale_inv, k_scale_inv and
  * v_scale_inv: a number is f32(code) * factor.
  *
- * Without s_scale the forward pass rounds each row of S by a scale of its own, which the row's scores give: the numbers
- * e^(score - m) become codes, before the factor 1 / (1 - p) of dropout. The scale is 2^8 with m the row's largest
- * score, so that the largest number is exact. Hopper's kernel for e4m3 codes does not know that score before the row's
- * end. Its m is the largest score so far, its scale is 2^3, and m changes only when a number exceeds 448. The
- * denominator has numbers before rounding, but the largest one, which it has as its code; so does not lse. s_amax gets
- * the largest S before rounding, as with s_scale. */
+ * Without s_scale the forward pass rounds each row of S by a scale of its own: the numbers e^(score - m) are scaled and
+ * become codes, before the factor 1 / (1 - p) of dropout. The general kernels take the row's largest score as m and 2^8
+ * as the scale, so that the largest number is exact. Hopper's kernel for e4m3 codes knows that score only at the end of
+ * the row. Its m is the largest score so far, its scale is 2^3, and m changes only when a number exceeds 448. Its
+ * denominator sums the numbers before rounding, except that the largest one counts as its code. In lse that one is not
+ * rounded either. s_amax gets the largest S before rounding, as with s_scale. */
 typedef struct te_attn_fp8 {
     te_dtype s_dtype, dp_dtype;   /* e4m3 or e5m2; 0 => not rounded. Only the backward pass reads dp_dtype */
     te_tensor *s_scale, *dp_scale; /* f32 [1], read; s_scale: NULL in the forward pass => a scale for each row. The

@@ -308,7 +308,7 @@ typedef struct te_recipe {
      * codes. On Hopper it uses FP8 tensor cores, in heads of up to 128 channels, unless there is dropout, a bias, a
      * soft cap, an offset of the softmax, max_logit, a user's rule, or a mask of elements or blocks (te_explain says
      * which). All other GEMMs run in high precision on the rounded values. The forward pass rounds each row of the
-     * softmax by a scale of its own, see te_attn_fp8. The delayed scale of the softmax rounds it in the backward pass.
+     * softmax by a scale of its own, see te_attn_fp8. The backward pass rounds the softmax by its delayed scale.
      * fp8_mha includes fp8_dpa: MultiheadAttention then gives the FP8 output of the core to its projection without
      * decoding it, except under MXFP8.
      *

@@ -160,7 +160,7 @@ struct te_tensor {
     te__buffer *buffer; /* NULL if the tensor is quantized, or was made without memory (te_tensor_describe) */
     int64_t offset;     /* bytes */
     bool requires_grad;
-    bool in_cache;    /* keys or values that the projection has written into a cache: the tensor has their shape alone
+    bool in_cache;    /* the keys or values are already in a cache, and this tensor has only their shape
                        * (nn/inference.c) */
     bool is_weight;   /* a copy of a parameter; hooks on saved tensors do not get it */
     bool is_gradient; /* a te__var holds this tensor as its gradient, main gradient or decoupled gradient */

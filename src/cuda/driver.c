@@ -407,8 +407,8 @@ static te_result te__cuda_waited(te_ctx *te, te_result result, te__cu_result cod
     return result == TE_OK ? te__outside_tell(te, te->cuda->outside) : result;
 }
 
-/* Returns the address of 8 bytes near the end of the first counters (TE__PLAN_COUNTER_BYTES). With i = 0 they are the
- * last 8 bytes. */
+/* Returns the address of a word of 8 bytes in the first TE__PLAN_COUNTER_BYTES of the counters. Words are numbered from
+ * the end: i = 0 is the last one. */
 static void *te__cuda_word(te_ctx *te, int i) {
     return (char *)te->cuda->counter + TE__PLAN_COUNTER_BYTES - 8 * (i + 1);
 }

@@ -459,8 +459,8 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
     return xq;
 }
 
-/* Returns whether the product itself may quantize x: nobody keeps, inspects or records the quantized input, and a
- * decoding step has few rows. Sets *spec. */
+/* Returns whether the product itself may quantize x: x has few rows, and nobody keeps, inspects or records the
+ * quantized input. Sets *spec. */
 static bool te__linear_input_waits(const te__linear_call *c, const te_tensor *x, te__quant_spec *spec) {
     const te_ctx *te = x->te;
     if (x->quantized || te__rows(x) > TE__GEMM_QUANTIZE_ROWS || te->tape.no_grad == te->tape.hidden_no_grad ||

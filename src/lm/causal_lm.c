@@ -206,8 +206,8 @@ static bool te__rotation_changes(const te_lm_rotary *r, int64_t length, int64_t 
     const int64_t original = r->scaling.original_max_position_embeddings;
     return r->scaling.type == TE_ROPE_LONGROPE && length > 0 && length <= original && length + added > original;
 }
-/* Narrows *least to *most, the lengths of a cache with which a step of `added` tokens rotates as it does at
- * `length`. */
+/* Narrows the range *least .. *most of cache lengths to those at which a step of `added` tokens rotates keys as it does
+ * at `length`. */
 static void te__rotation_range(const te_lm_rotary *r, int64_t length, int64_t added, int64_t *least, int64_t *most) {
     const int64_t original = r->scaling.original_max_position_embeddings;
     const bool dynamic = r->scaling.type == TE_ROPE_DYNAMIC, beyond = length + added > original;

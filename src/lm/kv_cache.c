@@ -18,15 +18,16 @@ struct te_kv_cache {
     bool stale;         /* `numbers` are not those of `length` and `step`, because a warm-up writes nothing */
     te__closable closable;
 };
-/* What a graph does to a cache. A launch at a length that differs from `begin` by less than `least` or more than `most`
- * would need other decisions of the host than those of the capture. */
+/* The effect of a graph on a cache. The host's decisions in the capture are right for launches at lengths from
+ * begin + least to begin + most; `least` may be negative. */
 typedef struct te__kv_part {
     int64_t begin, added;       /* length when the capture began; number of positions that a launch adds */
     int64_t step, step_after;   /* te_kv_cache.step before and after a launch */
     int64_t least, most;
 } te__kv_part;
-/* Up to this number of new tokens, attention reads the whole cache and the lengths of `numbers`. More new tokens get
- * views of the positions that are taken, and a kernel for long sequences. */
+/* Outside a capture, steps of up to this number of new tokens give attention the whole cache and the lengths in
+ * `numbers`. Steps of more tokens give it views of the positions that are taken, and it runs a kernel for long
+ * sequences. */
 enum { TE__KV_FEW = 16 };
 
 static void te__kv_cache_close(void *owner) { te_kv_cache_destroy((te_kv_cache *)owner); }

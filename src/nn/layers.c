@@ -135,8 +135,8 @@ static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_
     return spec;
 }
 
-/* Returns te__fused_spec for the output of a norm: NULL as well if the GEMM quantizes its few rows on its own, which
- * has the same bits, since a norm's amax is that of its rounded result. */
+/* Returns te__fused_spec for the output of a norm, or NULL if the GEMM itself quantizes these few rows. The bits are
+ * the same, since a norm's amax is that of its rounded result. */
 static const te__quant_spec *te__fused_norm_spec(const te__linear_call *c, const te_tensor *x, te__quant_spec *spec) {
     const te__quant_spec *fused = te__fused_spec(c, spec);
     te__quant_spec waits;

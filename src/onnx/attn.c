@@ -342,7 +342,7 @@ static void te__onnx_attn_fwd(te__onnx *g, const te_op_attn_fwd_args *a, const t
         v = te__onnx_softmax_with(g, v, visible, extra);
     }
     if (a->fp8.s_dtype && !a->fp8.s_scale) { /* the largest of a row becomes 2^8; rows without keys are zeros */
-        const int most = te__onnx_2(g, "Max", te__onnx_reduce(g, "ReduceMax", v, -1), te__onnx_f32(g, FLT_MIN)),
+        const int most = te__onnx_2(g, "Max", te__onnx_reduce(g, "ReduceMax", v, -1), te__onnx_f32(g, exp2f(-100.0f))),
                   factor = te__onnx_2(g, "Div", te__onnx_f32(g, exp2f(TE__ATTN_FP8_ROW)), most);
         v = te__onnx_through_codes(g, te__onnx_2(g, "Mul", v, factor), te__onnx_f32(g, 1.0f), a->fp8.s_dtype);
         v = te__onnx_2(g, "Div", v, factor);

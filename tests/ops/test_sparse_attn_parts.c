@@ -18,7 +18,7 @@ TE_TEST_DEVICES(sparse_attn_parts) {
     const int64_t most = te__sparse_partial_bytes, limits[] = {most, most, (int64_t)N * D * 2 * 7, (int64_t)N * D * 2 * 7};
     te_tensor *q = te_tensor_normal(te, TE_BF16, SHAPE(B, S, H, D), 0, 1), *kv = te_tensor_normal(te, TE_BF16, SHAPE(B, KV, D), 0, 1),
               *x = te_tensor_from_host(te, TE_I32, SHAPE(B, S, N), sparse_parts_lists(B * S, N, KV));
-    uint16_t bits[COUNT(limits)][B * KV * D], alone[KV * D], of_q[2][B * S * H * D];
+    static uint16_t bits[4][B * KV * D], alone[KV * D], of_q[2][B * S * H * D]; /* too large for Windows' stack */
     float *want = NULL;
     if (!te_ctx_is_cuda(te)) SKIP("for the GPU's kernels");
     for (int run = 0; run < COUNT(limits); run++) {

@@ -1,22 +1,22 @@
 // ops/attn/attn_decode.cu: computes O = softmax(scale Q K^T, masked) V for few queries and many keys, in bf16 or f16. A
-// decoding step has this shape, and its time is that of reading K and V once.
+// decoding step has this shape, and is limited by reading K and V once.
 //
 //                 keys: chunk 0        chunk 1
 //           +----+----+----+----+----+----+----+--
 //     row 0 | w0 | w1 | w2 | w3 | w0 | w1 | w2 |     w0 .. w3: the warps of a block, 16 keys each
 //     row 1 |    |    |    |    |    |    |    |
 //
-// The query heads that share one head of keys are rows of one tile, with all their queries: row r is query r % s_q of
+// All queries of the query heads that share one KV head are rows of one tile: row r is query r % s_q of the group's
 // head r / s_q. So every key is read once. The keys of a sequence are split into chunks, one for each block. The length
-// of a chunk depends on the sequence's own keys and on the number of heads of keys. So a sequence has the same bits in
-// every batch that this kernel runs, and in a cache of any size.
+// of a chunk depends only on the number of the sequence's keys and on the number of KV heads. So a sequence has the
+// same bits in every batch that this kernel runs, and in a cache of any size.
 //
 // A warp copies its own keys by cp.async, a step ahead, and has its own maximum and sums, so that warps do not
-// wait for each other. At the end the block adds up its warps. The block that ends last of a sequence and head adds up
-// the chunks, always in the same order.
+// wait for each other. At the end the block adds up the sums of its warps. For each sequence and KV head, the last
+// block to finish adds up the chunks, always in the same order.
 //
-// Options: X_DT (te_dtype of q, k, v and o), X_D (the larger of d and d_v, rounded up to a multiple of 32, above 128 of
-// 64; channels beyond d or d_v are zeros), X_EXTRA (attn.cuh; without block masks, the user's rules and dropout).
+// Options: X_DT (te_dtype of q, k, v and o), X_D (the larger of d and d_v, rounded up to a multiple of 32, or of 64 if
+// above 128; channels beyond d or d_v are zeros), X_EXTRA (attn.cuh; without block masks, user's rules and dropout).
 //
 // Launch: grid (splits, places of this launch), block 32 WARPS, shared memory TE__ATTN_DECODE_SHARED. Rows start at
 // multiples of 16 bytes, d and d_v are multiples of 8, scale > 0. A page has a multiple of 16 keys, or all keys.
@@ -53,7 +53,7 @@ struct te_rows_of {
         pieces = d / 8 - c;
         to = te_tile<D>::piece(r, c);
     }
-    // Copies the tile that begins at a row of a page. Of its rows `there` exist, the others become 0.
+    // Copies the tile that begins at row `first` of page `of_page`. Its first `there` rows exist; the others become 0.
     TE_DEV void copy(te_u32 tile, int of_page, int first, int there) const {
         const char *from = at + of_page * page + first * row;
         there -= (threadIdx.x & 31) / GROUP;
@@ -68,7 +68,7 @@ struct te_rows_of {
     }
 };
 
-// A row's sums over some keys: the maximum score in units of log2, and the sum of 2^(score - top).
+// The softmax state of a row over some keys: the maximum score in units of log2, and the sum of 2^(score - top).
 struct te_part {
     float top, l;
 };

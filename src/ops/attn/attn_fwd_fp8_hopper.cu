@@ -1,26 +1,26 @@
 // ops/attn/attn_fwd_fp8_hopper.cu: computes O = softmax(scale Q K^T, masked) V on Hopper from E4M3 codes of Q, K and V.
-// Both products are FP8 by wgmma. Schedule, tiles and barriers are those of attn_fwd_hopper.cu; what differs is here.
-// FP8 products against those of bf16: "fp8 attention forward" in tests/bench.
+// wgmma multiplies the FP8 codes in both products. Schedule, tiles and barriers are those of attn_fwd_hopper.cu. This
+// comment describes the differences.
 //
-// Softmax. The row's sum is not known before its end, so that P cannot have the scale te_attn_fp8.s_scale of the
-// normalized softmax. It is rounded by the largest score m of the row so far (units of log2):
+// Softmax. A row's sum is known only at the end of the row, so P cannot be scaled by te_attn_fp8.s_scale, which is for
+// the normalized softmax. P is rounded relative to m, the largest score of the row so far (units of log2):
 //
 //     p_ij = 2^(S_ij scale2 - m + TE__ATTN_FP8_LATE)    O_i = sum_j e4m3(p_ij) V_j / l_i    l_i = sum_j p_ij
 //
-// Only the first two blocks of keys look for a maximum, since one block has too few keys for a good guess. Later
+// The first two blocks of keys update m by their maximum, since one block has too few keys for a good guess. Later
 // blocks keep m until an element exceeds E4M3's largest number. Then m becomes the maximum so far, and O and the sums
-// are multiplied by what lies between (rise). Each row decides by its own elements. l and lse sum p before rounding.
-// But rows with one large element would have the rounding error of its code in O: so O's denominator has the row's
-// largest element, `peak`, as its code. peak / l is the row's largest softmax before rounding. The maximum of all rows
-// is the amax of S.
+// are rescaled (rise). Each row decides by its own elements. l and lse sum p before rounding. In a row with one large
+// element, O would have the rounding error of that element's code. So in O's denominator the row's largest element,
+// `peak`, is replaced by its code. peak / l is the row's largest softmax before rounding. The maximum of all rows is
+// the amax of S.
 //
-// Sums over keys. wgmma on FP8 keeps about 13 bits below the largest term of a sum, so that long sums would lose what
-// their terms have in common. Each product P V of one block of keys therefore starts at 0 (`part`), and is added to O
-// in f32. This product comes before Q K of the next block: while wgmma reads P from registers the warps
-// wait, and they add beside Q K.
+// Sums over keys. wgmma on FP8 keeps about 13 bits below the largest term of a sum, so long sums would lose low bits of
+// every term. The product P V of each block of keys therefore starts at 0 (`part`), and is added to O in f32. wgmma
+// reads P from registers, so the warps wait for P V. It is issued before Q K of the next block, and its result is added
+// to O while Q K runs.
 //
-// V. wgmma reads FP8 operands K-major alone: attn_fwd_fp8_values.cu writes V^T, with the keys in the order in which the
-// accumulators of S become operand A without moving between lanes, and zeros beyond a sequence.
+// V. wgmma reads FP8 operands only K-major, so attn_fwd_fp8_values.cu writes V^T, with zeros beyond a sequence. It
+// permutes the keys so that the accumulators of S become operand A without moving between lanes.
 //
 // Shared memory, for D = 128: rows of 128 bytes, with the 128-byte swizzle. Rows of Q and K have D bytes, and a swizzle
 // of D bytes.
@@ -36,6 +36,7 @@
 // - Any number of blocks of 384 threads, shared memory TE__ATTN_FP8_SHARED.
 // - Maps: q has boxes of D codes by 64 rows, k by 128 rows. v (V^T) has boxes of 128 keys by D channels. o has boxes of
 //   64 channels by 64 rows.
+// Benchmark: "fp8 attention forward" in tests/bench/h200.csv.
 // te:arch 90a
 // te:row X_DT=3 X_D=64|128
 // te:row X_DT=2 X_D=128
@@ -71,8 +72,8 @@ static_assert(SHARED <= TE__ATTN_FP8_SHARED(X_D) && TE__ATTN_FP8_SHARED(X_D) <= 
               "what the host asks for");
 typedef te_attn_tile<BM, BN> te_q_tile;
 #define TE__LARGEST 448.0f // of E4M3
-// Each product of 128 keys loses up to 1.1e-3 of what all its terms have in common, and nothing where one term has
-// all weight. Half of that is given back.
+// The factor of O against the truncation of wgmma's sums. A product of 128 keys loses up to 1.1e-3 of its value if all
+// terms are alike, and nothing if one term dominates. The factor makes up for half of the largest loss.
 #define TE__MENDED 1.00055f
 
 // Takes the numbers of tiles from a counter, and describes each tile to the other threads. One thread runs this
@@ -258,7 +259,7 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] *= by[i / 2 & 1];
     }
-    // `look`: the rows take the maximum of the block first.
+    // `look`: first raises m of both rows to the maximum so far.
     TE_DEV void softmax(bool look) {
         float z[4];
         if (look) rise({true, true});
@@ -310,7 +311,7 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] = 0.0f;
     }
-    // Runs Q K(n) behind P V(n + 1), then the softmax of block n.
+    // Issues P V of block n + 1 and then Q K of block n, and computes the softmax of block n.
     template <bool MASKED> TE_DEV void step(int n) {
         await(FULL_V, v);
         te_wgmma_keep(p);

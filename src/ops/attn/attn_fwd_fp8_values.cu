@@ -1,11 +1,13 @@
-// ops/attn/attn_fwd_fp8_values.cu: writes V^T for attn_fwd_fp8_hopper.cu: rows of FP8 codes of one channel of a head,
-// with zeros for keys beyond a sequence.
+// ops/attn/attn_fwd_fp8_values.cu: writes V^T for attn_fwd_fp8_hopper.cu. A row has the FP8 codes of one channel of a
+// head, with zeros for keys beyond a sequence.
 //
-// Keys are permuted inside each 16: position 4 t + 2 u + v has key 8 u + 2 t + v, with t < 4 and u, v < 2. An operand A
-// of FP8 has four neighbouring positions in a lane, where an accumulator has two and two.
+// Keys are permuted within each 16: position 4 t + 2 u + v has key 8 u + 2 t + v, with t < 4 and u, v < 2. The reason:
+// in an FP8 operand A, lane t of a quad has four neighbouring columns, but in an accumulator it has two pairs, eight
+// columns apart.
 //
-// A block of threads has 128 keys of a head. It reads rows of V, and writes 128 bytes of each channel. Launch: grid
-// ceil(s_kv / 128) * groups * batch, block 256.
+// A thread block has 128 keys of a head. It reads rows of V, and writes 128 bytes of each channel.
+//
+// Launch: grid ceil(s_kv / 128) * groups * batch, block 256.
 // te:arch 90a
 // te:row X_D=64|128
 #include "ops/attn/attn.cuh"

@@ -44,7 +44,7 @@ static const te__attn_row te__attn_rows[TE__ATTN_FEATURES] = {
     TE__ATTN_TABLE(TE__FEATURE)
 #undef TE__FEATURE
 };
-/* What attn_fwd_fp8_hopper.cu lacks. X(feature, condition, description). The general kernels run the rest. */
+/* The problems that attn_fwd_fp8_hopper.cu cannot run: X(condition, description). The general kernels run them. */
 #define TE__ATTN_FP8_TABLE(X)                                                                                     \
     X(p->baseline, "no NVRTC to compile other kernels")                                                           \
     X(!p->hopper, "the chip is no Hopper")                                                                        \

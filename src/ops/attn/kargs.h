@@ -76,21 +76,21 @@ typedef struct te__attn_kargs {
     te__attn_extra x;
 } te__attn_kargs;
 
-/* The arguments of attn_decode.cu. A `place` is a sequence and a head of keys, b * groups + group. */
+/* The arguments of attn_decode.cu. A `place` is a sequence and a KV head, b * groups + group. */
 typedef struct te__attn_decode_kargs {
     te__attn_kargs a;
     float *part;        /* [places of the launch, splits, rows, d_v + 4]: the sums of each chunk, then `top` and `l` of
                          * the row; NULL if `splits` is 1 */
     unsigned *counters; /* one for each place of the launch, 0 between kernels */
     int splits;         /* the number of blocks for each place */
-    int share;          /* the largest number of chunks of a sequence: of the number of heads of keys alone */
+    int share;          /* the largest number of chunks of a place; depends only on the number of KV heads */
     int first;          /* the first place of the launch */
-    int heads;          /* the number of query heads of one head of keys */
+    int heads;          /* the number of query heads of one KV head */
 } te__attn_decode_kargs;
 #define TE__ATTN_DECODE_WARPS 4
 #define TE__ATTN_DECODE_STAGES 2
-#define TE__ATTN_DECODE_ROWS 16    /* the largest number of rows: queries by query heads of one head of keys */
-#define TE__ATTN_DECODE_BLOCKS 264 /* blocks of one sequence: enough to read at full speed from a large chip's memory */
+#define TE__ATTN_DECODE_ROWS 16    /* the largest number of rows: queries times query heads of one KV head */
+#define TE__ATTN_DECODE_BLOCKS 264 /* about the most blocks of a sequence: enough for the bandwidth of a large GPU */
 /* The number of keys of a chunk, for `keys` keys in at most `share` chunks. A multiple of one step of a block. */
 #define TE__ATTN_DECODE_CHUNK(keys, share)                                                                        \
     ((((keys) + (share) - 1) / (share) + 16 * TE__ATTN_DECODE_WARPS - 1) / (16 * TE__ATTN_DECODE_WARPS) *         \
@@ -173,9 +173,8 @@ typedef struct te__attn_fp8_values_kargs {
 #define TE__ATTN_FP8_STAGES 2
 #define TE__ATTN_FP8_SHARED(d) \
     (4 * 64 * (d) + 2 * TE__ATTN_FP8_STAGES * TE__ATTN_FP8_KEYS * (d) + 2 * TE__ATTN_BYTES(64, d) + 512)
-/* FP8 attention with a scale of each row: the exponent of what a row's largest element becomes. ROW: in the general
- * kernels and on the CPU. LATE: in attn_fwd_fp8_hopper.cu, which leaves room for elements that are larger than the
- * largest one so far. */
+/* FP8 attention with a scale for each row. ROW: the general kernels and the CPU scale a row's largest element to 2^ROW.
+ * LATE: attn_fwd_fp8_hopper.cu scales the largest element so far to 2^LATE, which leaves room for larger ones. */
 #define TE__ATTN_FP8_ROW 8.0f
 #define TE__ATTN_FP8_LATE 3.0f
 
@@ -310,8 +309,8 @@ typedef struct te__sparse_attn_kargs {
 } te__sparse_attn_kargs;
 #define TE__SPARSE_ROWS 8 /* number of query heads of a block */
 #define TE__SPARSE_MAX_D 576
-/* The kernels on tensor cores. _SHARED: bytes of shared memory. Hopper's: tiles of 64 rows, and less than 1 KB of other
- * things. */
+/* The kernels on tensor cores. _SHARED: bytes of shared memory. On Hopper these are tiles of 64 rows, and less than
+ * 1 KB for barriers, records and row sums. */
 #define TE__SPARSE_D 512
 #define TE__SPARSE_TILE_ROWS 64 /* number of query heads of a tile, and, on Hopper, of keys */
 #define TE__SPARSE_HOPPER_TILE (TE__SPARSE_TILE_ROWS * TE__SPARSE_D * 2)

@@ -236,7 +236,7 @@ static te_result te__attn_check_shapes(te_ctx *te, const char *op, const te_op_a
     return TE_OK;
 }
 
-/* Checks that q, k and v are FP8 codes with a factor each, or all of them no codes and without factors. */
+/* Checks that q, k and v are all FP8 codes with a factor each, or that none of them is and no factor is given. */
 static te_result te__attn_check_codes(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
     static const char names[] = "qkv";
     const te_tensor *x[3], *inv[3];

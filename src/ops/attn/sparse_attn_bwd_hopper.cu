@@ -5,9 +5,8 @@
 //   dQ [64, 256]          += dS K               each warpgroup has half of the channels, here and below
 //   partial [64 keys, 256] = dS^T Q + P^T dO    stored in device memory, for sparse_attn_bwd_sum.cu
 //
-// Many queries read a key, in no known order. So what each of them adds to the key's gradient is stored, in the format
-// of the gradient, and added up later in the order of the queries. Atomic additions would have another order in each
-// run.
+// Many queries read a key, in no known order. The partial gradient of each is stored, in the format of the gradient,
+// and sparse_attn_bwd_sum.cu adds them up in a fixed order. Atomic additions would have another order in each run.
 //
 // P and dS are multiplied by 64, which is exact, so that dS of f16 is no denormal number. dS has the scale of the
 // scores.
@@ -60,7 +59,7 @@ TE_DEV void te_sparse_rows(const te__sparse_attn_kargs &a, const te_sparse_item 
         }
     }
 }
-// Stores a warpgroup's 64 x 32 accumulators as columns 32 `half` .. of a panel.
+// Stores a warpgroup's 64 x 32 accumulators in a panel, from column 32 * half on.
 TE_DEV void te_sparse_stage(te_u32 panel, const float (&x)[16], int half) {
     const int lane = threadIdx.x & 31, row = (threadIdx.x >> 5 & 3) * 16 + (lane & 15);
 #pragma unroll

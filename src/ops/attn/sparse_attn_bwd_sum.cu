@@ -1,7 +1,7 @@
-// ops/attn/sparse_attn_bwd_sum.cu: adds up the parts of dKV that sparse_attn_bwd_hopper.cu has stored. A block owns one
-// key. It goes through the slots that name the key (sparse_attn_list.cu), of one part of the queries. Each of its four
-// groups of threads takes every fourth slot. The sums of the parts of queries before are in `sums`; after the last
-// part, the gradient is stored. The order of additions depends on the lists of the sequence alone.
+// ops/attn/sparse_attn_bwd_sum.cu: adds up the partial gradients that sparse_attn_bwd_hopper.cu has stored. A block
+// owns one key. It goes through the slots that name the key (sparse_attn_list.cu) in one part of the queries. Each of
+// its four groups of threads takes every fourth slot. a.sums has the sums of the earlier parts. The last part stores
+// the gradient. The order of additions depends only on the sequence's lists and on the size of a part.
 //
 // Options: X_DT: bf16, f16.
 //

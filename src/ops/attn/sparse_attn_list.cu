@@ -44,7 +44,7 @@ TE_DEV void te_sparse_count(const te__sparse_attn_kargs &a) {
     if (j >= a.s_kv) return;
 #pragma unroll 1
     for (int c = 0; c < a.chunks; c += TE_SPARSE_AHEAD) {
-        int n[TE_SPARSE_AHEAD]; // loaded before the first store, behind which loads would wait
+        int n[TE_SPARSE_AHEAD]; // all loaded before the first store, because loads after a store would wait for it
 #pragma unroll
         for (int i = 0; i < TE_SPARSE_AHEAD; i++) n[i] = c + i < a.chunks ? cursor[(te_i64)(c + i) * a.s_kv] : 0;
 #pragma unroll

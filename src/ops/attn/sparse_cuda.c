@@ -70,7 +70,7 @@ static int te__sparse_choose(te__plan *p, const te__sparse_attn_kargs *a, bool b
     return general ? 0 : hopper ? TE__SPARSE_WGMMA : TE__SPARSE_MMA;
 }
 
-/* Plans a kernel of Hopper for queries i_begin .. i_end - 1 of sequences b_begin .. b_end - 1. */
+/* Plans a Hopper kernel for queries i_begin .. i_end - 1 of sequences b_begin .. b_end - 1. */
 static void te__sparse_plan_hopper(te__plan *p, const te__sparse_attn_kargs *a, bool backward) {
     const int64_t works = (int64_t)a->head_tiles * (a->b_end - a->b_begin) * (a->i_end - a->i_begin);
     te__sparse_launch(p, a, backward ? "sparse_attn_bwd_hopper" : "sparse_attn_fwd_hopper",
@@ -112,9 +112,9 @@ static void te__sparse_plan_sinks(te__plan *p, const te__sparse_attn_kargs *a, c
 static int64_t te__sparse_partial_bytes = (int64_t)512 << 20; /* the most that partial gradients of a launch take; tests
                                                                * set a smaller number */
 
-/* Chooses the parts and chunks into which the queries of a sequence are cut (kargs.h). A launch of the kernel of Hopper
- * computes one part, or whole sequences, with at most te__sparse_partial_bytes of partial gradients. A part keeps all
- * multiprocessors equally busy. It does not depend on the number of sequences. */
+/* Chooses the parts and chunks into which the queries of a sequence are cut (kargs.h). A launch of the Hopper kernel
+ * computes one part, or whole sequences, with at most te__sparse_partial_bytes of partial gradients. A part fills whole
+ * waves of thread blocks if it can. Its size does not depend on the number of sequences. */
 static void te__sparse_cut(const te__plan *p, te__sparse_attn_kargs *a, bool hopper) {
     const int64_t sms = te__max(p->num_sms, 1), bytes = (int64_t)a->n * a->head_tiles * TE__SPARSE_D * 2,
                   most = hopper ? te__max(1, te__sparse_partial_bytes / bytes) : te__max(1, a->s_q);

@@ -65,7 +65,7 @@ TE_DEV void te_sparse_put_rows(const float (&x)[N], const float (&by)[2], te_u16
         }
     }
 }
-// Stores a warpgroup's part of the heads of a query, from channel c on. `row`: the thread's upper row.
+// Stores a warpgroup's accumulators as rows of a query's heads, from channel c on. `row`: the thread's upper row.
 TE_DEV void te_sparse_put_heads(const te__attn_view &x, const te_sparse_item &at, int row, int heads, int c,
                                 const float (&y)[128], const float (&by)[2]) {
     const int h = at.first + row;

@@ -207,12 +207,11 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
 
 /* ---- K-major f32 ------------------------------------------------------------------------------------------------- */
 
-static double te__gemm_turned_from = 1.0; /* factor of the sizes from which te__gemm_pays_turning says yes; tests set
-                                           * another */
+static double te__gemm_turned_from = 1.0; /* factor of the thresholds of te__gemm_pays_turning; tests set another */
 
 #define TE__GEMM_TURNED_BYTES 1073741824.0 /* the most bytes of transposed copies */
-/* Returns whether a product of f32 takes less time by gemm_hopper than by gemm_mma. wgmma multiplies only K-major TF32.
- * Others have to be transposed: a value costs about what gemm_mma loses on 200 products of it. */
+/* Returns whether gemm_hopper takes less time than gemm_mma for f32 operands, with any transposes. wgmma multiplies
+ * only K-major TF32. A transpose pays if each value of the operand is in a few hundred products. */
 static bool te__gemm_pays_turning(const te__gemm_problem *q) {
     const double m = (double)q->args->m, n = (double)q->args->n, k = (double)q->args->k;
     if (4 * k * ((q->a.k_major ? 0 : m) + (q->b.k_major ? 0 : n)) > TE__GEMM_TURNED_BYTES) return false;
@@ -483,7 +482,8 @@ static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->ar
  *   (tests/bench/notes.md). With a short B its ring buffer would be nearly empty. */
 static int64_t te__gemv_most_shared = 40 * 1024; /* the most bytes of shared memory for the short operand: each block
                                                   * decodes all of it. Twice as many for MXFP8 of more than four
-                                                  * lines, which registers have twice. Tests set a smaller number */
+                                                  * lines, which in registers would be there twice. Tests set a
+                                                  * smaller number */
 enum { TE__GEMV_MOST_HIGH = 15 * 1024 }; /* the most numbers of A that gemv_k quantizes, in each block */
 
 /* Returns the number of values of k in a turn of gemv_k with codes. */

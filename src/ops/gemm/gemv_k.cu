@@ -17,11 +17,11 @@
 // FP8 is decoded into f16, exactly. NVFP4 is decoded with its scales into f16 times 2^-14 (te_decode_fp4x8).
 //
 // The sum over each scaling group of MXFP8 is multiplied by both scales in f32. The pieces of lanes t = 0, 1 are of one
-// group, those of lanes 2, 3 of the next. So of Y a product has four lines, twice: in columns 0 to 3 with zeros in
-// place of the second group, in columns 4 to 7 in place of the first.
+// group, those of lanes 2, 3 of the next. So a product has only four lines of Y, each in two columns: columns 0 to 3
+// have zeros in place of the second group, and columns 4 to 7 in place of the first.
 //
 // SHARED: a block decodes Y once, into shared memory, and goes over many tiles of 16 lines of X (gemv_shared.cuh). With
-// HIGH it quantizes Y on the way. Both have the bits of Y in registers, since f16 holds each number exactly.
+// HIGH it quantizes Y before. The bits are the same as with Y in registers, since f16 holds each number exactly.
 //
 // Lines may have any alignment. 16 bytes that are not aligned are shifted together from two aligned pieces.
 //
@@ -31,15 +31,15 @@
 //          A_DT, B_DT  te_dtypes: both bf16, both f16, both fp4, or FP8 formats
 //          SHORT_A     1: A is the short operand
 //          EIGHTS      1: Y has up to 8 lines; 2: Y has up to 16 lines (only with ALIGNED and without BLOCK)
-//          FOURS       MXFP8, in place of EIGHTS: Y has up to so many times four lines: 1, 2, 4
+//          FOURS       1, 2 or 4; for MXFP8, in place of EIGHTS: Y has up to 4 * FOURS lines
 //          ALIGNED     1: A, B and their lines start at multiples of 16 bytes
 //          WARPS       warps of a block: 16 for a small grid, with ALIGNED and EIGHTS=1, without BLOCK and SCALES;
 //                      otherwise 8, since a thread then has more registers
 //          BLOCK       te__gemm_block_kind: the sum of each turn (128 values of k in FP8) is scaled in f32; 0: none
-//          SCALES      1: scales of MXFP8; 2: scales of NVFP4; row-wise, at block_a and block_b; 0: none. With ALIGNED
-//                      alone
+//          SCALES      1: scales of MXFP8; 2: scales of NVFP4; row-wise, at block_a and block_b; 0: none. Only with
+//                      ALIGNED
 //          SWIZZLED    1: these scales are swizzled
-//          SHARED      1: Y is in shared memory (with FP8, FP4 and ALIGNED alone)
+//          SHARED      1: Y is in shared memory (only FP8 or FP4, with ALIGNED)
 //          HIGH        te_dtype of Y, which the kernel quantizes to Y's format, with SHARED and SHORT_A; 0: Y has codes
 //
 // Launch: grid ceil(lines of X / 16), block 32 WARPS; SHARED: any grid, TE__GEMV_SHARED bytes of shared memory.
@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
     };
     const int of_y = SCALES == 1 ? g & 3 : g;                // the lane's line of each set of Y
     const bool own = SCALES != 1 || (g >> 2) == (t >> 1);    // else the lane has zeros there
-    const int first_y = SCALES == 1 ? 2 * (t & 1) : 2 * t;   // the first of the two lines of a set that `sum` is of
+    const int first_y = SCALES == 1 ? 2 * (t & 1) : 2 * t;   // the first of the set's two lines that `sum` has
     const int turns = (int)te_div_up(a.k, TURN);
     // number of turns (TURN values of k each) whose loads need not check for the end of k
     const int whole = (int)((ALIGNED ? a.k : a.k - min(a.k, (te_i64)UNIT)) / TURN);

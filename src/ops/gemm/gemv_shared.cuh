@@ -14,7 +14,7 @@
 #define PART (SCALES == 2 ? 16 : 8) // values that a thread quantizes at a time
 
 struct te_gemv_shared {
-    te_u32 base, of_scales, zeros; // addresses in shared memory; zeros: as many as a turn of a lane has, with MXFP8
+    te_u32 base, of_scales, zeros; // addresses in shared memory; zeros: with MXFP8, lanes read them in place of Y
     int turns, few, line_bytes;
     te_i64 k;
     float (*sums)[WARPS][SET * SETS][16]; // of two tiles
@@ -27,7 +27,7 @@ struct te_gemv_shared {
         base = te_smem(scratch + 32), of_scales = base + few * line_bytes, zeros = of_scales + few * turns * 16;
         if (threadIdx.x < 16) te_sts16(zeros + threadIdx.x * 16, make_uint4(0, 0, 0, 0));
     }
-    // Returns the address of a line for lane t of a quad. For a line beyond the last one it is that of the last one.
+    // Returns the address of a line for lane t of a quad. Lines beyond the last one have its address.
     TE_DEV te_u32 line(int number, int t) const { return base + min(number, few - 1) * line_bytes + t * 16; }
     // Reads chunk c of unit i of the turn at `from`.
     TE_DEV void chunk(te_u32 from, int i, int c, te_u32 out[4]) const {

@@ -56,7 +56,7 @@ typedef enum te__gemm_block_kind {
     TE__GEMM_1D_2D_SHIFTED = 4
 } te__gemm_block_kind;
 
-/* The arguments of gemv_k, of which those after `g` are for an operand A that the kernel quantizes. */
+/* The arguments of gemv_k. The fields after `g` are for an operand A that the kernel quantizes. */
 typedef struct te__gemv_kargs {
     te__gemm_kargs g;
     const float *scale; /* the scale of delayed scaling; NULL: the kernel computes scales */
@@ -68,7 +68,7 @@ typedef struct te__gemv_kargs {
 } te__gemv_kargs;
 /* The bytes of shared memory for `few` lines of k values, without the sums of two tiles of 16 lines. Each line has
  * `turns` turns of `turn` f16, and 64 bytes, so that lines start in different banks. Behind the lines are four f32
- * scales for each turn, and 256 bytes of zeros. */
+ * scales for each turn of each line, and 256 bytes of zeros. */
 #define TE__GEMV_LINE(turns, turn) ((turns) * (turn) * 2 + 64)
 #define TE__GEMV_SHARED(few, turns, turn) ((few) * (TE__GEMV_LINE(turns, turn) + (turns) * 16) + 256)
 #define TE__GEMV_SUMS(warps, lines) (2 * (warps) * (lines) * 16 * 4 + 128) /* `lines`: of Y, rounded up to whole sets */

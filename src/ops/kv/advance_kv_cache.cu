@@ -5,7 +5,7 @@
 //   cu_q[0] = 0,   cu_q[b + 1] = cu_q[b] + step
 //   cu_kv[0] = 0,  cu_kv[b + 1] = cu_kv[b] + start[b] + step
 //
-// Each thread adds up all lengths up to its own sequence.
+// Each thread adds up all lengths in order, and writes the sum up to its own sequence.
 //
 // Launch: one block of 1024 threads.
 //

@@ -3,7 +3,7 @@
 //   block b      elements [c * chunk, (c + 1) * chunk) of row b / chunks, with c = b % chunks
 //
 // Integer keys order the elements (te__argmax_key), so the result does not depend on the order of the comparisons. If a
-// row has several chunks, the block that ends last compares the chunks' keys, a warp for each row.
+// row has several chunks, the last block to finish compares the chunks' keys, a warp for each row.
 //
 // Launch: block 256; grid m * chunks. With `vector` x is aligned to 16 bytes, and n is a multiple of 8.
 //

@@ -67,7 +67,7 @@ TE__BOTH int te__rope_packed_head(const te__rope_kargs *a, int n) {
     return a->whole == TE__ROPE_IN_PLACE && a->grouped ? n + n / (a->heads / a->groups + 1) : n;
 }
 
-/* Finds the place of token t of sequence b in the caches. Returns false if it has none, and is not to be written. */
+/* Finds the place of token t of sequence b in the caches. Returns false if it has none and must not be written. */
 TE__BOTH bool te__rope_cache_place(const te__rope_kargs *a, int t, int b, long long *page, long long *row) {
     return te__cache_place(a->cache_cu, a->cache_start, a->cache_table, a->pages_of_each, a->page_size, a->pages, b, t,
                            page, row);

@@ -1739,7 +1739,7 @@ static void bench_decode(bench *b, int64_t batch, int64_t heads, int64_t groups,
         a->rule.cu_seqlens_q = te_tensor_from_host(b->te, TE_I32, 1, &n, lengths);
         for (int64_t i = 0; i < batch; i++) lengths[i + 1] = lengths[i] + (int32_t)s;
         a->rule.cu_seqlens_kv = te_tensor_from_host(b->te, TE_I32, 1, &n, lengths);
-        for (int64_t i = 0; i < batch * s / PAGE; i++) pages[i] = (int32_t)(i * 7 % (batch * s / PAGE)); /* each page once: 7 divides no power of two */
+        for (int64_t i = 0; i < batch * s / PAGE; i++) pages[i] = (int32_t)(i * 7 % (batch * s / PAGE)); /* each page once, since 7 and a power of two have no common factor */
         if (paged) a->rule.page_table = te_tensor_from_host(b->te, TE_I32, 2, table, pages);
         report_bytes(b, name, shape, measure(b, run_call, &c), bytes);
         if (!paged) {

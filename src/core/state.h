@@ -376,7 +376,7 @@ typedef struct te__graph_part {
     void *owner;
     void *data; /* `bytes` of host memory that the graph owns */
     size_t bytes;
-    bool steps; /* true: a step of an optimizer, which ends a training step */
+    bool steps; /* true: the part is an optimizer's step. Its launch ends a training step */
     te_result (*before)(te_graph *g, void *owner, void *data); /* called before each launch: refuses it, or writes
                                                                 * values such as the learning rate to g->word. May
                                                                 * call operations */

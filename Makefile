@@ -215,7 +215,7 @@ $(BUILD)/models/installed: tools/models/requirements.txt tools/models/install.sh
 
 test-models: $(BUILD)/models/installed $(BUILD)/llama
 	TE_DEVICE=$(or $(TE_DEVICE),cpu) PYTHONPATH=$(BUILD)/models/site PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tools/models/models.py $(BUILD)/llama $(BUILD)/models/work $(ARGS)
-	$(if $(ARGS),,@for what in train decode; do BUILD=$(BUILD) HF_HUB_OFFLINE=1 PYTHONPATH=$(BUILD)/models/site PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tools/beside_torch.py $$what none block --small --device cpu || exit 1; done)
+	$(if $(ARGS),,@for what in train decode batches; do BUILD=$(BUILD) HF_HUB_OFFLINE=1 PYTHONPATH=$(BUILD)/models/site PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tools/beside_torch.py $$what none block --small --device cpu || exit 1; done)
 .PHONY: test-models
 
 # Modules as ONNX files: onnx checks each, onnxruntime runs it at sizes that the export did not see.

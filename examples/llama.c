@@ -1,7 +1,7 @@
 /* llama.c: models that exist: opens a folder of Hugging Face transformers, and computes with it, continues sequences, or trains it further.
  *
  *     ./llama FOLDER --ids FILE                          the loss of sequences; FILE has one of decimal ids in each line
- *     ./llama FOLDER --ids FILE --generate 20            continues each greedily, by so many ids
+ *     ./llama FOLDER --ids FILE --generate 20            continues each greedily, by so many ids; --batch 8: so many sequences of one length together
  *     ./llama FOLDER --train FILE --steps 100 --out NEW  trains, and writes a folder that transformers opens; --help lists the options
  *
  * Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma 1 to 3 (text), Phi-3. Ids come from the tokenizer of the model, which is the caller's. */
@@ -23,10 +23,10 @@ static te_ctx *te;
 
 static struct {
     const char *folder, *ids, *logits, *grads, *dtype, *recipe, *device, *train, *out;
-    int generate, steps;
+    int generate, batch, steps;
     double lr;
     bool exact, no_cache, checkpoint, quantized_weights, resume, times;
-} opt = {.steps = 100, .lr = 1e-5};
+} opt = {.batch = 1, .steps = 100, .lr = 1e-5};
 
 typedef enum kind { FLAG, COUNT, NUMBER, TEXT } kind;
 static const struct option {
@@ -39,6 +39,7 @@ static const struct option {
     {"--logits", TEXT, &opt.logits, "safetensors file for the logits of each: logits.0, logits.1 ... f32 [s, V]"},
     {"--grads", TEXT, &opt.grads, "safetensors file for the gradient of the loss by each parameter, f32"},
     {"--generate", COUNT, &opt.generate, "continue each sequence by so many ids, the most likely ones, and print them"},
+    {"--batch", COUNT, &opt.batch, "continue so many sequences together, neighbours in the file and of one length (1)"},
     {"--no-cache", FLAG, &opt.no_cache, "compute all positions anew for each of them"},
     {"--train", TEXT, &opt.train, "file of sequences to train on, one a step, in turn"},
     {"--steps", COUNT, &opt.steps, "training steps (100)"},
@@ -50,7 +51,7 @@ static const struct option {
     {"--dtype", TEXT, &opt.dtype, "f32, f16 or bf16, of parameters and activations (that of the file)"},
     {"--recipe", TEXT, &opt.recipe, "none, delayed, current, block, mxfp8 or nvfp4 (none)"},
     {"--exact", FLAG, &opt.exact, "on a GPU, products of f32 without rounding to TF32: slow"},
-    {"--times", FLAG, &opt.times, "print the milliseconds of each training step, or of each id that continues a sequence, to stderr"},
+    {"--times", FLAG, &opt.times, "print the milliseconds of each training step, or of each id that continues the sequences of a batch, to stderr"},
     {"--device", TEXT, &opt.device, "cpu, cuda:0 ... (the first GPU, or else the CPU)"},
 };
 enum { NUM_OPTIONS = sizeof options / sizeof *options };
@@ -85,7 +86,8 @@ static void read_options(int argc, char **argv) {
     if (opt.train && (opt.logits || opt.grads || opt.generate)) die("%s is of --ids, not of --train", opt.logits ? "--logits" : opt.grads ? "--grads" : "--generate");
     if (!opt.train && (opt.out || opt.resume)) die("%s is of --train, not of --ids", opt.out ? "--out" : "--resume");
     if (opt.generate && (opt.logits || opt.grads)) die("%s is of a loss, and --generate computes none", opt.logits ? "--logits" : "--grads");
-    if (opt.no_cache && !opt.generate) die("--no-cache is of --generate");
+    if ((opt.no_cache || opt.batch != 1) && !opt.generate) die("%s is of --generate", opt.no_cache ? "--no-cache" : "--batch");
+    if (opt.batch < 1) die("--batch %d: at least one sequence is continued at a time", opt.batch);
 }
 
 /* ---- sequences ---- */
@@ -182,10 +184,18 @@ static void open_model(void) {
 }
 static int64_t vocabulary_of_model(void) { return te_tensor_shape(te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight"))[0]; }
 
-static te_tensor *tensor_of(const int32_t *ids, int n) { return te_tensor_from_host(te, TE_I32, 2, (int64_t[]){1, n}, ids); }
-/* Logits [1, n, V] of ids [1, n] that follow on those of the cache, if there is one. */
-static te_tensor *logits_of(te_tensor *ids, te_kv_cache *cache) {
-    te_forward_args args = {.input = ids, .kv_cache = cache};
+/* The ids [count, n] of sequences of one length. */
+static te_tensor *tensor_of(const sequence *s, int count) {
+    const size_t n = (size_t)s->n;
+    int32_t *ids = malloc((size_t)count * n * sizeof *ids);
+    for (int i = 0; i < count; i++) memcpy(ids + (size_t)i * n, s[i].ids, n * sizeof *ids);
+    te_tensor *x = te_tensor_from_host(te, TE_I32, 2, (int64_t[]){count, s->n}, ids);
+    free(ids);
+    return x;
+}
+/* Logits of ids [b, n] that follow on those of the cache, if there is one: of the last `kept` ids, [b, kept, V]; 0: of all. */
+static te_tensor *logits_of(te_tensor *ids, te_kv_cache *cache, int kept) {
+    te_forward_args args = {.input = ids, .kv_cache = cache, .logits_to_keep = kept};
     te_autocast_begin(te, &(te_autocast_desc){.recipe = recipe.kind ? &recipe : NULL, .disabled = !recipe.kind});
     te_tensor *logits = te_forward_with(model, &args);
     te_autocast_end(te);
@@ -232,7 +242,7 @@ static void evaluate(sequences *s) {
         char name[32];
         sequence *q = &s->all[i];
         te_scope_begin(te);
-        te_tensor *y = logits_of(tensor_of(q->ids, q->n), NULL);
+        te_tensor *y = logits_of(tensor_of(q, 1), NULL, 0);
         if (q->n > 1) {
             te_tensor *loss = te_scale(loss_of(y, q), (float)((q->n - 1) / s->targets));
             sum += te_tensor_item(loss);
@@ -263,13 +273,12 @@ static void tell_time(double since) { /* of work that has been waited for */
 
 /* ---- continuing sequences ---- */
 
-/* Writes the most likely id after `ids` to `id`. */
+/* Writes the most likely ids after `ids` [b, n] to `id` [b, 1]. */
 static void step(te_tensor *ids, te_kv_cache *cache, te_tensor *id) {
     te_scope_begin(te);
-    te_tensor *logits = logits_of(ids, cache);
-    check();
-    te_tensor_copy(id, te_argmax(te_tensor_narrow(logits, 1, te_tensor_shape(logits)[1] - 1, 1)));
+    te_tensor_copy(id, te_argmax(logits_of(ids, cache, 1)));
     te_scope_end(te);
+    check();
 }
 /* The length up to which a cache may grow: sequences beyond it rotate their first keys in another way, too (LongRoPE). */
 static int64_t longest_cached(void) {
@@ -281,16 +290,19 @@ static int64_t longest_captured(void) {
     const te_rope_scaling *r = &((const te_causal_lm_desc *)te_module_state(model))->rotary.scaling;
     return r->type == TE_ROPE_DYNAMIC ? r->original_max_position_embeddings : INT64_MAX;
 }
-static void generate(sequence *s) {
-    te_kv_cache *cache = opt.no_cache ? NULL : te_kv_cache_create(model, 1, s->n + opt.generate);
-    te_tensor *id = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){1, 1}); /* the newest one: a step with a cache reads it, and writes the next one */
+/* Continues `count` sequences of one length together. */
+static void generate(sequence *s, int count) {
+    te_kv_cache *cache = opt.no_cache ? NULL : te_kv_cache_create(model, count, s->n + opt.generate);
+    te_tensor *id = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){count, 1}); /* the newest ones: a step with a cache reads them, and writes the next ones */
+    int32_t *newest = malloc((size_t)count * sizeof *newest);
+    const int begin = s->n;
     te_graph *graph = NULL;
     for (int i = 0, seen = 0, ran = 0; i < opt.generate; i++) {
         double start = now();
         if (cache && seen <= longest_cached() && s->n > longest_cached()) te_kv_cache_truncate(cache, seen = 0);
         if (!cache || seen == 0) {
             te_scope_begin(te);
-            step(tensor_of(s->ids, s->n), cache, id);
+            step(tensor_of(s, count), cache, id);
             te_scope_end(te);
             te_graph_destroy(graph);
             graph = NULL;
@@ -306,15 +318,31 @@ static void generate(sequence *s) {
             }
             te_graph_launch(graph);
         }
-        te_tensor_to_host(id, &s->ids[s->n]);
+        te_tensor_to_host(id, newest);
         check();
         tell_time(start);
         if (cache) seen = s->n;
-        printf("%s%d", i ? " " : "", (int)s->ids[s->n++]);
+        for (int j = 0; j < count; j++) s[j].ids[s[j].n++] = newest[j];
     }
-    printf("\n");
+    for (int j = 0; j < count; j++)
+        for (int i = begin; i < s[j].n; i++) printf("%d%s", (int)s[j].ids[i], i + 1 < s[j].n ? " " : "\n");
+    free(newest);
     te_graph_destroy(graph);
     te_kv_cache_destroy(cache);
+}
+
+static void generate_all(sequences *s) {
+    for (int i = 0; i < s->count; i++)
+        if (s->all[i].n != s->all[i - i % opt.batch].n)
+            die("%s: --batch %d continues sequence %d, which has %d ids, with sequence %d, which has %d; sequences of a batch have one length", opt.ids, opt.batch, i, s->all[i].n,
+                i - i % opt.batch, s->all[i - i % opt.batch].n);
+    te_no_grad_begin(te);
+    for (int i = 0; i < s->count; i += opt.batch) {
+        te_scope_begin(te);
+        generate(&s->all[i], opt.batch < s->count - i ? opt.batch : s->count - i);
+        te_scope_end(te);
+    }
+    te_no_grad_end(te);
 }
 
 /* ---- training ---- */
@@ -333,7 +361,7 @@ static void train(sequences *s) {
         const sequence *q = &s->all[step % s->count];
         double start = now();
         te_scope_begin(te);
-        te_tensor *loss = loss_of(logits_of(tensor_of(q->ids, q->n), NULL), q);
+        te_tensor *loss = loss_of(logits_of(tensor_of(q, 1), NULL, 0), q);
         te_backward(loss);
         te_optimizer_step(adam);
         printf("step %d loss %.9g\n", step + 1, te_tensor_item(loss));
@@ -357,13 +385,7 @@ int main(int argc, char **argv) {
     if (opt.train) {
         train(&s);
     } else if (opt.generate) {
-        te_no_grad_begin(te);
-        for (int i = 0; i < s.count; i++) {
-            te_scope_begin(te);
-            generate(&s.all[i]);
-            te_scope_end(te);
-        }
-        te_no_grad_end(te);
+        generate_all(&s);
     } else {
         evaluate(&s);
     }

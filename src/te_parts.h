@@ -352,6 +352,7 @@
 #include "functions/sparse_attention.c"
 #include "functions/capped.c"
 #include "functions/parallel.c"
+#include "functions/shared_input.c"
 #include "functions/linear.c"
 #ifndef TE_NO_DIST
 #include "context_parallel/exchange.c"

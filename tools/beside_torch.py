@@ -5,8 +5,11 @@
     beside_torch.py train [RECIPE ...]     a training step of a random Llama of 1.24 G parameters, one sequence of 4096, AdamW, beside transformers and
                                            torch.compile in bf16; RECIPE: those of build/llama, else all
     beside_torch.py decode [RECIPE ...]    one id after 512, beside transformers with a static cache, compiled, and a dynamic one
+    beside_torch.py batches [RECIPE ...]   one id of each of 8 sequences, and of 32, after 512, and the first id after 8192, beside the same; RECIPE: else none
+                                           and current; WORD, one of b8, b32, prefill: that alone
     --csv FILE: the attention's rows as those of tests/bench/h200.csv
-    --small: a model of a few layers, to try the tool; --device cpu: on the CPU, without torch.compile
+    --large: a model of 8.03 G parameters, for decode and batches; --small: one of a few layers, to try the tool
+    --device cpu: on the CPU, without torch.compile
 
 Attention: TFLOP/s, 4 b h s^2 d forward, half of it under a causal mask, and 2.5 times that backward. Flushed: single runs, the L2 cache swept before each,
 the median. Sustained: runs back to back for 40 ms and more, when power holds the clocks down. PyTorch's are between CUDA events and contain its launches.
@@ -25,7 +28,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 DEVICE = sys.argv[sys.argv.index("--device") + 1] if "--device" in sys.argv else "cuda"
-SMALL = "--small" in sys.argv
+SMALL, LARGE = "--small" in sys.argv, "--large" in sys.argv
 CSV = sys.argv[sys.argv.index("--csv") + 1] if "--csv" in sys.argv else None
 RECIPES = ["none", "delayed", "current", "block", "mxfp8", "nvfp4"]
 SKIPPED = 5  # steps, or ids, that compile and warm up
@@ -152,22 +155,36 @@ def attention(words):
 
 # ---- a whole model ----
 
+SIZES = dict(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8)
+if LARGE:
+    SIZES.update(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32)
+if SMALL:
+    SIZES.update(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+TRAINED, PROMPT, LONG = (64, 16, 48) if SMALL else (4096, 512, 8192)  # lengths of sequences: for a step, to continue, of a prefill
+DECODED, PREFILLED = SKIPPED + 40, SKIPPED + 7
+
+
 def random_llama(folder):
-    """Writes a Llama's folder, and ids to train on and to continue."""
+    """Writes a Llama's folder, and returns the model. It is made on the device, in bf16: in f32, on the CPU, a large one takes minutes."""
     import transformers
     transformers.utils.logging.disable_progress_bar()
-    sizes = dict(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8)
-    if SMALL:
-        sizes.update(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**sizes, max_position_embeddings=8192, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(folder)
-    lengths = (64, 16) if SMALL else (4096, 512)
-    for name, length in zip(("train.txt", "prompt.txt"), lengths):
-        with open(os.path.join(folder, name), "w") as f:
-            f.write(" ".join(map(str, torch.randint(config.vocab_size, (length,)).tolist())) + "\n")
-    return sum(p.numel() for p in model.parameters()), lengths
+    config = transformers.LlamaConfig(**SIZES, max_position_embeddings=2 * LONG, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(DEVICE):
+        model = transformers.LlamaForCausalLM(config)
+    torch.set_default_dtype(torch.float32)
+    model.save_pretrained(folder, max_shard_size="4GB")
+    return model.eval()
+
+
+def random_ids(folder, count, length):
+    """A file of sequences, and the same on the device."""
+    ids = torch.randint(SIZES["vocab_size"], (count, length))
+    path = os.path.join(folder, "%dx%d.txt" % (count, length))
+    with open(path, "w") as f:
+        f.writelines(" ".join(map(str, line)) + "\n" for line in ids.tolist())
+    return path, ids.to(DEVICE)
 
 
 def median(times):
@@ -181,6 +198,12 @@ def llama(folder, recipe, *options):
     return median([float(x[3:]) for x in lines if x.startswith("ms ")])
 
 
+def llama_decodes(folder, recipe, path, batch, count):
+    """Of ids that continue `batch` sequences of a file at a time."""
+    stored = ["--quantized-weights"] if recipe != "none" else []
+    return llama(folder, recipe, "--ids", path, "--batch", str(batch), "--generate", str(count), *stored)
+
+
 def clocked(function):
     if DEVICE == "cuda":
         torch.cuda.synchronize()
@@ -191,16 +214,9 @@ def clocked(function):
     return (time.perf_counter() - start) * 1e3
 
 
-def theirs(folder, name):
+def torch_step(folder, ids, compiled):
     import transformers
     model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").to(DEVICE)
-    with open(os.path.join(folder, name)) as f:
-        ids = torch.tensor([list(map(int, f.read().split()))], device=DEVICE)
-    return model, ids
-
-
-def torch_step(folder, compiled):
-    model, ids = theirs(folder, "train.txt")
     adam = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0, fused=True)
     forward = torch.compile(model) if compiled else model
 
@@ -212,50 +228,97 @@ def torch_step(folder, compiled):
 
 
 @torch.no_grad()
-def torch_decode(folder, static):
+def torch_decode(model, ids, static):
     import transformers
-    model, ids = theirs(folder, "prompt.txt")
-    count = SKIPPED + 40
-    cache = transformers.StaticCache(config=model.config, max_cache_len=ids.shape[1] + count + 1) if static else transformers.DynamicCache(config=model.config)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=ids.shape[1] + DECODED + 1) if static else transformers.DynamicCache(config=model.config)
     forward = torch.compile(model, mode="reduce-overhead", fullgraph=True) if static and DEVICE == "cuda" else model
-    state = dict(position=ids.shape[1], ids=model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1))
+    state = dict(position=ids.shape[1], ids=model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1))
 
     def one():
         position = torch.tensor([state["position"]], device=DEVICE)
         logits = forward(input_ids=state["ids"].clone(), past_key_values=cache, cache_position=position, position_ids=position[None], use_cache=True).logits
         state.update(position=state["position"] + 1, ids=logits[:, -1:].argmax(-1).clone())
-    return median([clocked(one) for _ in range(count)])
+    times = [clocked(one) for _ in range(DECODED)]
+    torch.compiler.reset()  # a model compiled for one batch is compiled again for another, with sizes that may vary
+    return median(times)
+
+
+@torch.no_grad()
+def torch_prefill(model, ids, compiled):
+    """With a cache of its own for each sequence, of which one has been compiled for already."""
+    import transformers
+    forward = torch.compile(model) if compiled else model
+
+    def one():
+        cache = transformers.DynamicCache(config=model.config)
+        forward(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
+    times = [clocked(one) for _ in range(PREFILLED)]
+    torch.compiler.reset()
+    return median(times)
+
+
+def table(what, unit, rows):
+    best = min(ms for name, ms in rows if not name.startswith("te.h"))
+    print("%-36s %10s %12s %22s" % (what, "ms", "ids/s", "speed, torch's best 1"))
+    for name, ms in rows:
+        print("%-36s %10.2f %12.0f %22.2f" % (name, ms, unit / ms * 1e3, best / ms), flush=True)
+
+
+def named(recipe):
+    return "te.h, " + ("bf16" if recipe == "none" else recipe)
+
+
+def train(folder, recipes):
+    path, ids = random_ids(folder, 1, TRAINED)
+    options = ["--train", path, "--steps", str(SKIPPED + 12), "--out", os.path.join(folder, "out")]
+    rows = [(named(r), llama(folder, r, *options)) for r in recipes]
+    rows.append(("transformers, sdpa, bf16", torch_step(folder, ids, False)))
+    if DEVICE == "cuda":
+        rows.append(("the same, torch.compile", torch_step(folder, ids, True)))
+    table("a training step", TRAINED, rows)
+
+
+def decode(folder, model, recipes, batch):
+    path, ids = random_ids(folder, batch, PROMPT)
+    rows = [(named(r), llama_decodes(folder, r, path, batch, DECODED)) for r in recipes]
+    if batch == 1:
+        rows.append(("transformers, dynamic cache, bf16", torch_decode(model, ids, False)))
+    rows.append(("transformers, static cache%s" % (", compiled" if DEVICE == "cuda" else ""), torch_decode(model, ids, True)))
+    table("an id after %d%s" % (PROMPT, ", batch %d" % batch if batch > 1 else ""), batch, rows)
+
+
+def prefill(folder, model, recipes):
+    path, ids = random_ids(folder, PREFILLED, LONG)
+    rows = [(named(r), llama_decodes(folder, r, path, 1, 1)) for r in recipes]
+    rows.append(("transformers, sdpa, bf16", torch_prefill(model, ids[:1], False)))
+    if DEVICE == "cuda":
+        rows.append(("the same, torch.compile", torch_prefill(model, ids[:1], True)))
+    table("the first id after %d" % LONG, LONG, rows)
 
 
 def models(what, words):
+    recipes = [x for x in words if x in RECIPES] or (["none", "current"] if what == "batches" else RECIPES)
     with tempfile.TemporaryDirectory() as folder:
-        count, (trained, prompt) = random_llama(folder)
-        recipes = [x for x in words if x in RECIPES] or RECIPES
-        unit = trained if what == "train" else 1
-        rows = []
-        for recipe in recipes:
-            if what == "train":
-                ms = llama(folder, recipe, "--train", os.path.join(folder, "train.txt"), "--steps", str(SKIPPED + 12), "--out", os.path.join(folder, "out"))
-            else:
-                ms = llama(folder, recipe, "--ids", os.path.join(folder, "prompt.txt"), "--generate", str(SKIPPED + 40), *(["--quantized-weights"] if recipe != "none" else []))
-            rows.append(("te.h, " + ("bf16" if recipe == "none" else recipe), ms))
+        model = random_llama(folder)
+        count = sum(p.numel() for p in model.parameters())
+        print(torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU", "torch", torch.__version__, time.strftime("%Y-%m-%d"), "%.2f G parameters" % (count / 1e9))
         if what == "train":
-            rows.append(("transformers, sdpa, bf16", torch_step(folder, False)))
-            if DEVICE == "cuda":
-                rows.append(("the same, torch.compile", torch_step(folder, True)))
+            del model
+            train(folder, recipes)
+        elif what == "decode":
+            decode(folder, model, recipes, 1)
         else:
-            rows.append(("transformers, dynamic cache, bf16", torch_decode(folder, False)))
-            rows.append(("the same, static cache, compiled", torch_decode(folder, True)))
-    print(torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU", "torch", torch.__version__, time.strftime("%Y-%m-%d"), "%.2f G parameters" % (count / 1e9))
-    best = min(ms for name, ms in rows if not name.startswith("te.h"))
-    print("%-36s %10s %12s %22s" % ("a training step" if what == "train" else "an id after %d" % prompt, "ms", "ids/s", "speed, torch's best 1"))
-    for name, ms in rows:
-        print("%-36s %10.2f %12.0f %22.2f" % (name, ms, unit / ms * 1e3, best / ms))
+            forms = [x for x in words if x in ("b8", "b32", "prefill")] or ["b8", "b32", "prefill"]
+            for batch in (8, 32):
+                if "b%d" % batch in forms:
+                    decode(folder, model, recipes, batch)
+            if "prefill" in forms:
+                prefill(folder, model, recipes)
 
 
 if __name__ == "__main__":
     words = [x for i, x in enumerate(sys.argv[2:]) if not x.startswith("--") and sys.argv[1 + i] not in ("--device", "--csv")]
-    if len(sys.argv) < 2 or sys.argv[1] not in ("attention", "train", "decode"):
+    if len(sys.argv) < 2 or sys.argv[1] not in ("attention", "train", "decode", "batches"):
         sys.exit(__doc__)
     if sys.argv[1] == "attention":
         attention(words)

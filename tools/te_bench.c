@@ -434,11 +434,15 @@ static const int64_t shapes[][3] = {{8192, 8192, 8192}, {4096, 4096, 4096}, {819
                                     {4096, 14336, 4096}, {16384, 7168, 2048}, {512, 4096, 4096}, {64, 2112, 7168}, {1, 4096, 4096}};
 /* A model that writes one word after the other, for one, four, eight or sixteen readers. */
 static const int64_t gemv_shapes[][3] = {{1, 4096, 4096}, {1, 14336, 4096}, {1, 4096, 14336}, {1, 128256, 4096}, {4, 14336, 4096}, {8, 14336, 4096}, {16, 14336, 4096}};
+/* Llama-8B's projections for a batch of sequences, one id of each. */
+static const int64_t batch_shapes[][3] = {{8, 6144, 4096}, {8, 4096, 4096}, {8, 28672, 4096}, {8, 4096, 14336}, {8, 128256, 4096},
+                                          {32, 6144, 4096}, {32, 4096, 4096}, {32, 28672, 4096}, {32, 4096, 14336}, {32, 128256, 4096}};
 typedef struct shape_list {
     const int64_t (*of)[3];
     int count;
 } shape_list;
-static const shape_list all_shapes = {shapes, sizeof shapes / sizeof *shapes}, with_gemv = {gemv_shapes, sizeof gemv_shapes / sizeof *gemv_shapes};
+static const shape_list all_shapes = {shapes, sizeof shapes / sizeof *shapes}, with_gemv = {gemv_shapes, sizeof gemv_shapes / sizeof *gemv_shapes},
+                        of_batches = {batch_shapes, sizeof batch_shapes / sizeof *batch_shapes};
 
 static void shape_text(char text[64], int64_t m, int64_t n, int64_t k) { snprintf(text, 64, "%lldx%lldx%lld", (long long)m, (long long)n, (long long)k); }
 
@@ -614,7 +618,7 @@ static void bench_quantizing(bench *b, const char *name, te_quant_kind kind) {
         double seconds[2] = {1, 1}, flops = 2.0 * (double)m * (double)n * (double)k;
         quantizing q;
         char shape[64];
-        if (m * k > TE__GEMV_MOST_HIGH) continue; /* two launches */
+        if (m * k > TE__GEMM_QUANTIZE_NUMBERS) continue; /* two launches */
         size[0] = m, size[1] = k;
         shape_text(shape, m, n, k);
         te_scope_begin(b->te);
@@ -2308,6 +2312,91 @@ static void bench_grouped(bench *b) {
     }
 }
 
+/* ---- a language model that continues sequences ---- */
+
+/* Four of Llama-8B's layers, with its embedding and its head. */
+typedef struct inference {
+    te_module *model;
+    te_kv_cache *cache;
+    te_tensor *ids, *id; /* [b, s] to begin with; the newest ones, [b, 1] */
+    te_graph *graph;     /* of a step; NULL: it is run by calls */
+    const te_recipe *recipe; /* NULL: bf16 */
+} inference;
+
+static void run_forward(bench *b, inference *s, te_tensor *ids) {
+    te_autocast_desc autocast = TE_ZERO;
+    te_forward_args args = TE_ZERO;
+    te_scope_begin(b->te);
+    args.input = ids;
+    args.kv_cache = s->cache;
+    args.logits_to_keep = 1;
+    autocast.recipe = s->recipe;
+    autocast.disabled = !s->recipe;
+    te_autocast_begin(b->te, &autocast);
+    te_tensor_copy(s->id, te_argmax(te_forward_with(s->model, &args)));
+    te_autocast_end(b->te);
+    te_scope_end(b->te);
+}
+static void run_prefill(bench *b, void *arg) {
+    inference *s = (inference *)arg;
+    te_kv_cache_truncate(s->cache, 0);
+    run_forward(b, s, s->ids);
+}
+static void run_decode(bench *b, void *arg) {
+    inference *s = (inference *)arg;
+    if (s->graph) te_graph_launch(s->graph);
+    else run_forward(b, s, s->id);
+}
+
+/* One id of each of `batch` sequences after 512, by launches of a captured step; 0: the first id after 8192. Stored quantized, over our bf16. */
+static void bench_inference(bench *b, int batch) {
+    static const struct {
+        const char *name;
+        te_recipe (*recipe)(void);
+    } rows[] = {{"bf16", NULL}, {"fp8 current scaling", te_recipe_current_scaling}, {"mxfp8", te_recipe_mxfp8}, {"nvfp4", te_recipe_nvfp4}};
+    enum { LAYERS = 4, STEPS = 64 };
+    const int64_t sizes[2] = {batch ? batch : 1, batch ? 512 : 8192}, one[2] = {sizes[0], 1};
+    double of_bf16 = 0;
+    te_no_grad_begin(b->te);
+    for (int i = 0; i < (int)(sizeof rows / sizeof *rows); i++) {
+        inference s = TE_ZERO;
+        te_causal_lm_desc desc = TE_ZERO;
+        te_quantized_model_init_desc stored = TE_ZERO;
+        te_recipe recipe;
+        char name[64], shape[64];
+        double seconds;
+        snprintf(name, sizeof name, "%s %s", batch ? "decode" : "prefill", rows[i].name);
+        snprintf(shape, sizeof shape, "4 x Llama-8B b%d s%d", (int)sizes[0], (int)sizes[1]);
+        if (!wanted(b, name)) continue;
+        if (rows[i].recipe) recipe = rows[i].recipe(), s.recipe = stored.recipe = &recipe;
+        desc.vocab_size = 128256, desc.hidden_size = HIDDEN, desc.intermediate_size = FFN, desc.num_hidden_layers = LAYERS;
+        desc.num_attention_heads = HEADS, desc.num_key_value_heads = GROUPS;
+        te_scope_begin(b->te);
+        if (s.recipe) te_quantized_model_init_begin(b->te, &stored);
+        s.model = te_causal_lm_create(b->te, &desc);
+        if (s.recipe) te_quantized_model_init_end(b->te);
+        s.cache = te_kv_cache_create(s.model, sizes[0], sizes[1] + STEPS);
+        s.ids = te_tensor_zeros(b->te, TE_I32, 2, sizes), s.id = te_tensor_zeros(b->te, TE_I32, 2, one);
+        run_prefill(b, &s);
+        if (batch && te_ok(b->te)) {
+            run_decode(b, &s); /* compiles, which a capture cannot do */
+            te_graph_begin(b->te);
+            run_forward(b, &s, s.id);
+            s.graph = te_graph_end(b->te);
+        }
+        seconds = measure(b, batch ? run_decode : run_prefill, &s);
+        if (!s.recipe) of_bf16 = seconds;
+        report_against(b, name, shape, seconds, (double)(batch ? batch : sizes[1]) / seconds, s.recipe && of_bf16 > 0 ? (double)(batch ? batch : sizes[1]) / of_bf16 : 0, "ids/s", "our bf16");
+        te_graph_destroy(s.graph);
+        s.graph = NULL;
+        if (b->profile) profile(b, batch ? run_decode : run_prefill, &s);
+        te_kv_cache_destroy(s.cache);
+        te_module_destroy(s.model);
+        te_scope_end(b->te);
+    }
+    te_no_grad_end(b->te);
+}
+
 /* Attention of [b, s, h, d], as beside_torch.py has it: Llama-8B's heads by batch and length, as many key heads as query heads, other sizes of heads and groups; one as [s, b, h, d]. */
 static const struct {
     int batch, heads, groups, s, d;
@@ -2326,6 +2415,10 @@ static void measure_all(bench *b) {
     bench_products(b, &with_gemv, "gemv bf16 NN", TE_QUANT_NONE, false, NN, TE_BF16, false, false);
     bench_products(b, &with_gemv, "gemv fp8", TE_QUANT_CURRENT, false, TN, TE_BF16, false, false);
     bench_products(b, &with_gemv, "gemv fp8 1x128 by 128x128", TE_QUANT_BLOCK, true, TN, TE_BF16, true, false);
+    bench_products(b, &of_batches, "batch bf16", TE_QUANT_NONE, false, TN, TE_BF16, false, false);
+    bench_products(b, &of_batches, "batch fp8", TE_QUANT_CURRENT, false, TN, TE_BF16, false, false);
+    bench_decoded(b, &of_batches, "batch mxfp8", TE_QUANT_MXFP8);
+    bench_decoded(b, &of_batches, "batch nvfp4", TE_QUANT_NVFP4);
     bench_decoded(b, &with_gemv, "gemv mxfp8", TE_QUANT_MXFP8);
     bench_decoded(b, &with_gemv, "gemv nvfp4", TE_QUANT_NVFP4);
     bench_quantizing(b, "gemv quantizing current", TE_QUANT_CURRENT);
@@ -2363,6 +2456,7 @@ static void measure_all(bench *b) {
     bench_sparse_attention(b, 64, 4096, 512);
     for (int i = 0; i < 8; i++) bench_decode(b, i / 2 % 2 ? 32 : 1, 32, i < 4 ? 8 : 32, i < 4 ? 8192 : 4096, 128, i % 2);
     bench_decode(b, 1, 32, 8, 512, 128, false);
+    for (i = 0; i < 4; i++) bench_inference(b, (const int[]){1, 8, 32, 0}[i]);
     bench_grouped(b);
 }
 

@@ -73,7 +73,9 @@ typedef struct te_causal_lm_desc {
     const char *name;            /* copied; NULL => "causal_lm" */
 } te_causal_lm_desc;
 /* Creates a CausalLM, owned by the caller. Its forward takes ids, i32 or i64 [b, s] (not empty), and returns logits [b,
- * s, vocab_size] in params_dtype. te_module_state returns the te_causal_lm_desc with defaults filled in and all
+ * s, vocab_size] in params_dtype; with logits_to_keep, [b, logits_to_keep, vocab_size]: a call that only needs the next
+ * token saves the product with lm_head for all other positions. TE_ERR_INVALID unless 0 <= logits_to_keep <= s.
+ * te_module_state returns the te_causal_lm_desc with defaults filled in and all
  * pointers NULL. TE_ERR_INVALID if sizes contradict each other. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 

@@ -51,6 +51,8 @@ typedef struct te_forward_args {
         is_first_microbatch; /* 0 => Linear and GroupedLinear use te_step_get_is_first_microbatch */
     te_kv_cache *kv_cache;             /* for a CausalLM: keys and values of earlier calls; this call adds its own. NULL
                                         * => none */
+    int64_t logits_to_keep;            /* for a CausalLM: number of positions, the last ones of `input`, that `out` has
+                                        * logits of (transformers: logits_to_keep); 0 => all */
     void *user;                        /* for the user's classes; built-in modules hand it to their children */
     te_outputs outputs;                /* written by the call */
 } te_forward_args;

@@ -4,12 +4,25 @@
 typedef struct te__functions_state {
     te_tensor *place; /* memory for one output: the next output with the dtype and the number of bytes of `place` is
                        * stored here; NULL: every output gets new memory */
+    te__shared_input *shared; /* the input that several products of a module have, or NULL */
     bool any_rows;    /* true: onnx/export.c records a graph for any number of rows, so an output's offset in its
                        * buffer must not depend on the number of rows */
 } te__functions_state;
 static const te__slot te__functions_slot = {sizeof(te__functions_state)};
 static te__functions_state *te__functions_of(const te_ctx *te) {
     return (te__functions_state *)te__slot_of(te, &te__functions_slot);
+}
+/* Marks x as the input of the products that follow, until te__share_end. Returns what was marked before. */
+static te__shared_input *te__share_begin(te__shared_input *s, te_tensor *x) {
+    te__shared_input *outer = te__functions_of(x->te)->shared;
+    memset(s, 0, sizeof(*s));
+    s->x = x;
+    te__functions_of(x->te)->shared = s;
+    return outer;
+}
+static void te__share_end(te__shared_input *s, te__shared_input *outer) {
+    te__functions_of(s->x->te)->shared = outer;
+    te_tensor_release(s->codes);
 }
 static const te__room te__functions_room = TE__ROOM(&te__functions_slot, NULL, NULL);
 
@@ -439,7 +452,7 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
         quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION)
         s->quantize_x = keep;
     if (!gathers) {
-        xq = te__quantize_operand(x, &spec);
+        xq = spec.cls->form == TE__FORM_PLAIN ? x : te__quantize_shared(te__functions_of(x->te)->shared, x, &spec);
         if (!again) *kept = xq;
     } else {
         te_tensor *shard = NULL;
@@ -459,13 +472,13 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
     return xq;
 }
 
-/* Returns whether the product itself may quantize x: x has few rows, and nobody keeps, inspects or records the
- * quantized input. Sets *spec. */
+/* Returns whether the product itself may quantize x: x is so small that no other product could use the codes, and
+ * nobody keeps, inspects or records the quantized input. Sets *spec. */
 static bool te__linear_input_waits(const te__linear_call *c, const te_tensor *x, te__quant_spec *spec) {
     const te_ctx *te = x->te;
-    if (x->quantized || te__rows(x) > TE__GEMM_QUANTIZE_ROWS || te->tape.no_grad == te->tape.hidden_no_grad ||
-        c->save_original_input || c->record_alone || te__gathers(&c->parallel, TE_PARALLEL_COLUMN) ||
-        te__quant_of(te)->inspecting || te__functions_of(te)->any_rows)
+    if (x->quantized || te__rows(x) > TE__GEMM_QUANTIZE_ROWS || te__numel(x) > TE__GEMM_QUANTIZE_NUMBERS ||
+        te->tape.no_grad == te->tape.hidden_no_grad || c->save_original_input || c->record_alone ||
+        te__gathers(&c->parallel, TE_PARALLEL_COLUMN) || te__quant_of(te)->inspecting || te__functions_of(te)->any_rows)
         return false;
     *spec = te__product_spec(c->quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE);
     return true;

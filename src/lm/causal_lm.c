@@ -54,6 +54,7 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     te_forward_args core = TE_ZERO, out = TE_ZERO;
     te_rotary_desc rotary = s->rotary;
     bool on_device = false; /* the step takes its positions and lengths from the cache's tensor of numbers */
+    te__shared_input shared, *outer;
     te_tensor *y;
     int64_t shape[3];
     char text[TE__SHAPE_TEXT];
@@ -71,9 +72,11 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
         else if (!(rotary.start_positions = te__kv_cache_list(cache, 2))) return te_error_code(m->te);
     }
     te__hand_on(&core, args);
+    outer = te__share_begin(&shared, args->input);
     core.input = te__project_heads(m, args, "q_proj", "q_norm", s->of.heads, &rotary);
     core.key = te__project_heads(m, args, "k_proj", "k_norm", s->of.groups, &rotary);
     core.value = te__project_heads(m, args, "v_proj", NULL, s->of.groups, NULL);
+    te__share_end(&shared, outer);
     if (!core.input || !core.key || !core.value) return te_error_code(m->te);
     if (cache && te_grad_enabled(m->te))
         return te__fail(m->te, TE_ERR_STATE,
@@ -256,6 +259,11 @@ static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
     if (args->input->ndim != 2 || te__numel(args->input) == 0)
         return te__fail(m->te, TE_ERR_SHAPE, "CausalLM: the ids are %s; [b, s] is needed, at least one of each",
                         te__shape_text(args->input, text));
+    if (args->logits_to_keep < 0 || args->logits_to_keep > args->input->shape[1])
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "CausalLM: logits_to_keep is %lld, and the ids are %s; 0, for all logits, to %lld are possible",
+                        (long long)args->logits_to_keep, te__shape_text(args->input, text),
+                        (long long)args->input->shape[1]);
     if (args->kv_cache) {
         const int64_t length = args->kv_cache->length, added = args->input->shape[1];
         int64_t least = 0, most = INT64_MAX;
@@ -268,6 +276,10 @@ static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
     te__hand_on(&in, args);
     in.input = args->input;
     x = te__run_child(m, "model", &in);
+    if (!x) return te_error_code(m->te);
+    if (args->logits_to_keep > 0 && args->logits_to_keep < args->input->shape[1])
+        x = te_tensor_contiguous(
+            te_tensor_narrow(x, 1, args->input->shape[1] - args->logits_to_keep, args->logits_to_keep));
     if (!x) return te_error_code(m->te);
     in.input = x;
     x = d->tie_word_embeddings

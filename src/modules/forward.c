@@ -100,7 +100,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 #define TE__FORWARD_FIELDS(T, O)                                                                                     \
     T(input) T(encoder_output) T(key) T(value) O(rotary) O(rotary_key) O(attention) O(cross) O(m_splits)             \
     T(m_splits_tensor) T(topk_weights) T(topk_indices) O(padded_m_splits) O(fp8_output) O(fp8_grad)                  \
-    O(is_first_microbatch) O(kv_cache) O(user) O(outputs)
+    O(is_first_microbatch) O(kv_cache) O(logits_to_keep) O(user) O(outputs)
 #define TE__ATTENTION_FIELDS(T, O)                                                                                   \
     O(attn_mask_type) O(window) O(bottom_right_diagonal) T(attention_mask) T(attention_mask_q) T(cu_seqlens_q)       \
     T(cu_seqlens_kv) T(cu_seqlens_q_padded) T(cu_seqlens_kv_padded) O(max_seqlen_q) O(max_seqlen_kv)                 \

@@ -21,16 +21,19 @@ static te_tensor *te__gated_mlp_halves(te_module *m, const te_tensor *x) {
 static te_result te__gated_mlp_forward(te_module *m, te_forward_args *args) {
     const te__gated_mlp *s = (const te__gated_mlp *)m->state;
     te_tensor *halves = te__gated_mlp_halves(m, args->input), *parts[2] = {NULL, NULL};
+    te__shared_input shared, *outer;
     te_forward_args in = TE_ZERO;
     int h;
     te__hand_on(&in, args);
     in.input = args->input;
+    outer = te__share_begin(&shared, args->input);
     for (h = s->gate ? 0 : 1; h < 2; h++) {
         int64_t half = halves ? halves->shape[1] / 2 : 0;
         te__functions_of(m->te)->place = halves ? te__half(halves, h, 1, &half) : NULL;
         parts[h] = te__run_child(m, h ? s->up : s->gate, &in);
     }
     te__functions_of(m->te)->place = NULL;
+    te__share_end(&shared, outer);
     if (halves && te__is_half(parts[0], halves, 0) && te__is_half(parts[1], halves, 1))
         in.input = te__activate_halves(halves, parts[0], parts[1], s->activation);
     else in.input = te_activate(s->gate ? te_concat(parts, 2, -1) : parts[1], s->activation, &s->params);

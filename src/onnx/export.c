@@ -222,6 +222,11 @@ static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *arg
             te, TE_ERR_UNSUPPORTED,
             "te_onnx_export: %s is memory that calls share, which a graph has not; export the call without it",
             args->kv_cache ? "kv_cache" : "inference_params");
+    if (args->logits_to_keep)
+        return te__fail(te, TE_ERR_UNSUPPORTED,
+                        "te_onnx_export: logits_to_keep is %lld, a number of the host, which a graph has not; export "
+                        "the call without it, and take the last logits of the graph's output",
+                        (long long)args->logits_to_keep);
     if (a->cu_seqlens_q || a->cu_seqlens_kv || a->cu_seqlens_q_padded || a->cu_seqlens_kv_padded)
         return te__fail(te, TE_ERR_UNSUPPORTED,
                         "te_onnx_export: the starts of sequences (cu_seqlens) are given; a graph takes batches of "

@@ -757,6 +757,10 @@ TE_TEST_DEVICES(onnx_refuses_calls) {
     remove(path);
     te_onnx_export(grouped, &(te_forward_args){.input = normal(te, TE_BF16, SHAPE(6, 32)), .m_splits = (const int64_t[]){2, 4}}, path);
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "m_splits_tensor");
+    te_module *lm = te_causal_lm_create(te, &(te_causal_lm_desc){.vocab_size = 16, .hidden_size = 32, .intermediate_size = 32, .num_hidden_layers = 1, .num_attention_heads = 2});
+    te_onnx_export(lm, &(te_forward_args){.input = te_tensor_zeros(te, TE_I32, SHAPE(1, 4)), .logits_to_keep = 2}, path);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "logits_to_keep is 2, a number of the host");
+    te_module_destroy(lm);
     te_onnx_export(core, &(te_forward_args){.input = normal(te, TE_BF16, SHAPE(6, 2, 4, 8)), .key = normal(te, TE_BF16, SHAPE(5, 2, 4, 8)), .value = normal(te, TE_BF16, SHAPE(6, 2, 4, 8))}, path);
     CHECK(!te_ok(te)); /* the module itself refuses */
     te_clear_error(te);

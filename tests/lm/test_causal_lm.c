@@ -299,6 +299,41 @@ TE_TEST(causal_lm_memory_runs_out) {
     CHECK_OK(te);
 }
 
+/* ---- logits of the last positions alone ---- */
+
+TE_TEST_DEVICES(causal_lm_keeps_the_last_logits) {
+    enum { B = 2, S = 5 };
+    const int32_t ids[B * S] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3};
+    for (int tied = 0; tied < 2; tied++)
+        for (int64_t kept = 0; kept <= S; kept++) {
+            const int64_t last = kept ? kept : S, n = B * last * CLM_V;
+            te_causal_lm_desc d = clm_desc(TE_F32);
+            test_case("tied %d, %d kept", tied, (int)kept);
+            d.tie_word_embeddings = tied;
+            te_seed(te, 3);
+            te_module *m = te_causal_lm_create(te, &d);
+            te_tensor *input = te_tensor_from_host(te, TE_I32, SHAPE(B, S), ids), *weight = te_module_parameter(te_module_find(m, tied ? "model.embed_tokens" : "lm_head"), "weight");
+            te_tensor *dy = test_tensor(te, TE_F32, SHAPE(B, last, CLM_V), test_normal(n, 4));
+            const float *logits[2], *grads[2];
+            for (int i = 0; i < 2; i++) { /* logits of all positions, of which the last ones are taken; then of those alone */
+                te_forward_args args = {.input = input, .logits_to_keep = i ? kept : 0};
+                te_tensor *y = te_forward_with(m, &args);
+                if (!i) y = te_tensor_narrow(y, 1, S - last, last);
+                REQUIRE_OK(te);
+                CHECK_EQ_INT(te_tensor_shape(y)[1], last);
+                logits[i] = test_read(y);
+                te_backward_from(y, dy);
+                grads[i] = test_read(te_tensor_grad(weight));
+                te_module_zero_grad(m);
+                REQUIRE_OK(te);
+            }
+            /* the same products: the CPU's rows do not depend on each other; on CUDA another number of rows may get another kernel, and operands are rounded to TF32, 10 bits */
+            CHECK_ERROR_BELOW("logits", logits[1], logits[0], n, te_ctx_is_cuda(te) ? 2e-3 : 0);
+            CHECK_ERROR_BELOW("gradient", grads[1], grads[0], CLM_V * CLM_D, te_ctx_is_cuda(te) ? 2e-3 : 1e-6); /* sums of other lengths, of which the difference are zeros */
+            te_module_destroy(m);
+        }
+}
+
 /* ---- what is refused ---- */
 
 TE_TEST(causal_lm_refusals) {
@@ -324,6 +359,12 @@ TE_TEST(causal_lm_refusals) {
     CHECK_ERROR(te, TE_ERR_SHAPE, "CausalLM: the ids are [0, 5]; [b, s] is needed, at least one of each");
     CHECK(te_forward(m, te_tensor_zeros(te, TE_I32, SHAPE(3, 0))) == NULL);
     CHECK_ERROR(te, TE_ERR_SHAPE, "CausalLM: the ids are [3, 0]; [b, s] is needed, at least one of each");
+    te_forward_args args = {.input = te_tensor_zeros(te, TE_I32, SHAPE(2, 5)), .logits_to_keep = 6};
+    CHECK(te_forward_with(m, &args) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "CausalLM: logits_to_keep is 6, and the ids are [2, 5]; 0, for all logits, to 5 are possible");
+    args.logits_to_keep = -1;
+    CHECK(te_forward_with(m, &args) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "CausalLM: logits_to_keep is -1");
     te_module_destroy(m);
 }
 

@@ -33,9 +33,8 @@ static void dec_close(decoder *d) {
 static void dec_step(decoder *d, te_tensor *ids) {
     te_ctx *te = te_module_ctx(d->m);
     te_scope_begin(te);
-    te_forward_args args = {.input = ids, .kv_cache = d->cache};
+    te_forward_args args = {.input = ids, .kv_cache = d->cache, .logits_to_keep = 1};
     te_tensor *y = te_forward_with(d->m, &args);
-    if (y) y = te_tensor_narrow(y, 1, te_tensor_shape(y)[1] - 1, 1);
     if (y) te_tensor_copy(d->logits, y);
     if (y) te_tensor_copy(d->id, te_argmax(y));
     te_scope_end(te);

@@ -679,6 +679,24 @@ TE_TEST_DEVICES(gemm_scaled_few) {
     }
 }
 
+/* MXFP8 and NVFP4 of up to 32 rows: MXFP8 of more than four, whose lanes exchange halves of their pieces; one product of eight lines up to four; the short operand in registers and, of very
+ * many lines, in shared memory; the end of k within each of the four groups of a turn of MXFP8. A short run of what gemm_scaled_few has among other scalings. */
+TE_TEST_DEVICES(gemm_scaled_rows) {
+    static const int64_t rows[] = {4, 5, 8, 9, 16, 17, 24, 32, 33}, lengths[] = {1040, 1088, 1111, 1135};
+    for (int nvfp4 = 0; nvfp4 < 2; nvfp4++)
+        for (int i = 0; i < COUNT(rows); i++)
+            for (int j = 0; j < 4 + (te_ctx_is_cuda(te) && rows[i] <= 16); j++) {
+                gemm_case c = {0};
+                c.m = rows[i], c.n = j == 4 ? 22001 : 37, c.k = j == 4 ? 80 : lengths[j];
+                c.a = c.b = nvfp4 ? TE_F4E2M1 : TE_F8E4M3, c.d = TE_F32;
+                c.scaling_a = c.scaling_b = nvfp4 ? TE_SCALING_NVFP4 : TE_SCALING_MXFP8;
+                c.b_transposed = true;
+                c.swizzled = j % 2;
+                c.pad = up(c.k, 32) - c.k; /* rows start at multiples of 16 bytes */
+                run_case(te, &c);
+            }
+}
+
 TE_TEST_DEVICES(gemm_scaled_epilogues) {
     int turn = 0;
     for (int f = 0; f < COUNT(scalings); f++)

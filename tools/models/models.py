@@ -201,6 +201,11 @@ def generate(llama, folder, out, name):
         if dtype == "f32":
             got = [[int(i) for i in line.split()] for line in cached.splitlines()]
             check(f"{name} continues", got == want, "the ids of transformers")
+    alike = out + ".alike"
+    with open(alike, "w") as f:
+        f.writelines(" ".join(map(str, ids[:3])) + "\n" for ids in SEQUENCES)
+    alone, batches = [run(llama, folder, "--ids", alike, "--generate", "12", "--dtype", "f32", *batch) for batch in ([], ["--batch", "2"])]
+    check(f"{name} batches", alone == batches and len(alone.splitlines()) == len(SEQUENCES), "the same ids of two sequences and the third as of each alone")
 
 
 def tensors_of(folder):

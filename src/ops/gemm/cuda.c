@@ -4,7 +4,7 @@
  * A line is a row of op(A) or a column of op(B). The kernels:
  * - gemm_hopper: wgmma, sm_90a.
  * - gemm_mma: mma.sync, sm_80 and later.
- * - gemv_k: at most sixteen lines times a K-major operand. It reads the codes of MXFP8 and NVFP4 itself.
+ * - gemv_k: at most sixteen lines times a K-major operand, or 32 of MXFP8 and NVFP4. It reads their codes itself.
  * - gemv_mn: at most eight lines times an operand that is not K-major.
  * - gemm_naive: any product on any GPU.
  * - gemm_prepare: decodes MXFP8 and NVFP4 into bf16 in the workspace, for all kernels but gemv_k.
@@ -475,16 +475,14 @@ static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->ar
 /* Returns whether gemv_mn (if `mn`) or gemv_k takes the product. Their time is the time to read the long operand. A
  * line is a row of A or a column of B.
  * - gemv_k: at most sixteen lines of the short operand, or eight with unaligned lines or block scales, which need
- *   registers.
+ *   registers. 32 lines of MXFP8 and NVFP4: otherwise gemm_prepare decodes the whole long operand.
  * - gemv_k cannot split k. With k > 16384 it needs four lines of the long operand for each multiprocessor.
  * - gemv_mn: at most eight lines of the short operand, and at least 64 of the long one.
  * - gemm_hopper takes a short A with very many aligned lines of B: its ring buffer has more bytes in flight
  *   (tests/bench/notes.md). With a short B its ring buffer would be nearly empty. */
 static int64_t te__gemv_most_shared = 40 * 1024; /* the most bytes of shared memory for the short operand: each block
                                                   * decodes all of it. Twice as many for MXFP8 of more than four
-                                                  * lines, which in registers would be there twice. Tests set a
-                                                  * smaller number */
-enum { TE__GEMV_MOST_HIGH = 15 * 1024 }; /* the most numbers of A that gemv_k quantizes, in each block */
+                                                  * lines. Tests set a smaller number */
 
 /* Returns the number of values of k in a turn of gemv_k with codes. */
 static int64_t te__gemv_turn(const te__gemm_problem *q) { return q->args->scaling_a == TE_SCALING_NVFP4 ? 256 : 128; }
@@ -493,8 +491,14 @@ static bool te__gemv_shares(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     const int64_t turn = te__gemv_turn(q), turns = te__div_up(a->k, turn), few = te__min(a->m, a->n),
                   most = te__gemv_most_shared * (a->scaling_a == TE_SCALING_MXFP8 && few > 4 ? 2 : 1);
-    return (te__is_fp8(q->a.dtype) || q->a.dtype == TE_F4E2M1) && q->a.k_major && q->b.k_major &&
+    return few <= 16 && (te__is_fp8(q->a.dtype) || q->a.dtype == TE_F4E2M1) && q->a.k_major && q->b.k_major &&
            te__gemm_is_aligned(q) && turns <= most / (turn * 2) && TE__GEMV_SHARED(few, turns, turn) <= most;
+}
+/* Returns whether a short operand of codes is read faster from shared memory than into registers. Not codes of FP8
+ * alone, which are as quick in registers. A block has to go over several tiles if it decodes many lines. */
+static bool te__gemv_pays_sharing(const te__plan *p, const te_op_gemm_args *a) {
+    const bool many = a->scaling_a == TE_SCALING_MXFP8 && te__min(a->m, a->n) > 4;
+    return a->scaling_a >= TE_SCALING_MXFP8 && (!many || te__max(a->m, a->n) >= 160 * (int64_t)p->num_sms);
 }
 /* Returns whether gemv_k can read the scales of MXFP8 and NVFP4, if there are any: in words of four. */
 static bool te__gemv_reads_scales(const te__gemm_problem *q) {
@@ -507,7 +511,7 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
     const te_op_gemm_args *a = q->args;
     const bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
     int64_t lines = te__max(a->m, a->n), size = te__dtype_size(q->a.dtype), sms = p->num_sms;
-    if (TE__GEMM_TUNES || te__min(a->m, a->n) > (!mn && aligned && !q->block ? 16 : 8)) return false;
+    if (TE__GEMM_TUNES || te__min(a->m, a->n) > (mn || !aligned || q->block ? 8 : plain ? 16 : 32)) return false;
     if (mn && (te__gemv_x(q)->k_major || size != 2 || lines < 64)) return false;
     if (!mn && (!q->a.k_major || !q->b.k_major || size > 2 || (a->k > 16384 && lines < 4 * sms))) return false;
     if (!mn && !te__gemv_reads_scales(q)) return false;
@@ -544,22 +548,21 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     te__gemv_kargs *v = x->k_major ? TE__KARGS(p, l, te__gemv_kargs) : NULL;
     te__gemm_kargs *k = v ? &v->g : TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_choice c = TE_ZERO;
-    int64_t shared = 0;
+    int64_t shared = 0, resident;
     c.splits = 1;
     if (x->k_major) {
         blocks = te__div_up(lines, 16);
         warps = blocks <= 4 * sms && aligned && !q->block && !scales && few <= 8 ? 16 : 8;
-        if (scales == 1) te__launch_option(l, "FOURS", few <= 4 ? 1 : few <= 8 ? 2 : 4);
+        if (scales == 1 && few <= 4) te__launch_option(l, "FOURS", 1);
         else te__launch_option(l, "EIGHTS", (int)te__div_up(few, 8));
         te__launch_option(l, "SCALES", scales);
         te__launch_option(l, "SWIZZLED", scales && a->swizzled_scales);
         te__launch_option(l, "BLOCK", q->block);
-        if (te__gemv_shares(q) && (q->high || scales)) { /* codes of FP8 alone are as quick in registers */
+        if (te__gemv_shares(q) && (q->high || te__gemv_pays_sharing(p, a))) {
             shared = TE__GEMV_SHARED(few, te__div_up(a->k, te__gemv_turn(q)), te__gemv_turn(q)) +
                      TE__GEMV_SUMS(warps, scales == 1 && few <= 4 ? 4 : te__round_up(few, 8));
-            blocks = te__min(blocks, sms * (scales == 1 && few > 8                       ? 1
-                                            : warps == 16 || few > (scales == 1 ? 4 : 8) ? 2
-                                                                                         : 3)); /* resident ones */
+            resident = te__plan_resident(p, 32 * warps, shared, warps == 16 || few > (scales == 1 ? 4 : 8) ? 2 : 3);
+            blocks = te__min(blocks, te__max(resident, 1));
             te__launch_option(l, "SHARED", 1);
         }
         if (q->high) te__launch_option(l, "HIGH", q->high->a->dtype);
@@ -721,7 +724,7 @@ static te_result te__gemm_plan_quantized(te__plan *p, const te_op_gemm_args *a) 
     int i;
     te__gemm_codes_init(&c, p->te, a);
     q = te__gemm_problem_of(&c.product);
-    if (!p->baseline && a->k > 0 && a->m <= a->n && a->m * a->k <= TE__GEMV_MOST_HIGH &&
+    if (!p->baseline && a->k > 0 && a->m <= a->n && a->m * a->k <= TE__GEMM_QUANTIZE_NUMBERS &&
         te__gemm_is_gemv(p, &q, false) && te__gemv_shares(&q)) {
         q.high = a;
         return te__gemm_plan_gemv(p, &q);

@@ -1,6 +1,6 @@
 // ops/gemm/gemv_k.cu: computes D = epilogue(scale_a scale_b op(A) op(B) + bias) + D if one operand has at most sixteen
-// lines. A line is a row of A or a column of B. The short operand is Y, and the long one is X. Both are K-major.
-// Reading X is the limit.
+// lines, or 32 of MXFP8 or NVFP4, which no other kernel reads. A line is a row of A or a column of B. The short operand
+// is Y, and the long one is X. Both are K-major. Reading X is the limit.
 //
 //        k
 //        +----+----+-- ..  --+----+----+
@@ -17,8 +17,11 @@
 // FP8 is decoded into f16, exactly. NVFP4 is decoded with its scales into f16 times 2^-14 (te_decode_fp4x8).
 //
 // The sum over each scaling group of MXFP8 is multiplied by both scales in f32. The pieces of lanes t = 0, 1 are of one
-// group, those of lanes 2, 3 of the next. So a product has only four lines of Y, each in two columns: columns 0 to 3
-// have zeros in place of the second group, and columns 4 to 7 in place of the first.
+// group, those of lanes 2, 3 of the next. There are two ways to multiply them:
+// FOURS:  a product has four lines of Y, each in two columns. Columns 0 to 3 have zeros in place of the second group,
+//         and columns 4 to 7 in place of the first. So both groups take one product.
+// EIGHTS: lanes t and t + 2 exchange halves of their pieces (te_gemv_exchange), so that chunk c is of group c. So a
+//         product has eight lines of Y, and one group.
 //
 // SHARED: a block decodes Y once, into shared memory, and goes over many tiles of 16 lines of X (gemv_shared.cuh). With
 // HIGH it quantizes Y before. The bits are the same as with Y in registers, since f16 holds each number exactly.
@@ -30,8 +33,9 @@
 // Options:
 //          A_DT, B_DT  te_dtypes: both bf16, both f16, both fp4, or FP8 formats
 //          SHORT_A     1: A is the short operand
-//          EIGHTS      1: Y has up to 8 lines; 2: Y has up to 16 lines (only with ALIGNED and without BLOCK)
-//          FOURS       1, 2 or 4; for MXFP8, in place of EIGHTS: Y has up to 4 * FOURS lines
+//          EIGHTS      1 to 4: Y has up to 8 * EIGHTS lines; 2 only with ALIGNED and without BLOCK; 3 and 4 only with
+//                      SCALES and without SHARED
+//          FOURS       1: Y has up to 4 lines; for MXFP8, in place of EIGHTS
 //          ALIGNED     1: A, B and their lines start at multiples of 16 bytes
 //          WARPS       warps of a block: 16 for a small grid, with ALIGNED and EIGHTS=1, without BLOCK and SCALES;
 //                      otherwise 8, since a thread then has more registers
@@ -54,12 +58,14 @@
 // te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
 // te:row A_DT=4 B_DT=5 BLOCK=3 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=0 EIGHTS=2 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0|1 SHORT_A=1 FOURS=1|2|4 ALIGNED=1 WARPS=8
-// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0|1 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0|1 SHORT_A=1 FOURS=1 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0|1 SHORT_A=1 EIGHTS=1|2|3|4 ALIGNED=1 WARPS=8
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0|1 SHORT_A=1 EIGHTS=1|2|3|4 ALIGNED=1 WARPS=8
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8|16 SHARED=1 HIGH=0|3
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=2 ALIGNED=1 WARPS=8 SHARED=1 HIGH=0|3
 // te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8 SHARED=1 HIGH=0|3
-// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 SHORT_A=1 FOURS=1|2|4 ALIGNED=1 WARPS=8 SHARED=1 HIGH=0|3
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 SHORT_A=1 FOURS=1 ALIGNED=1 WARPS=8 SHARED=1 HIGH=0|3
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8 SHARED=1 HIGH=0|3
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8 SHARED=1 HIGH=0|3
 // te:row A_DT=5 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=1 SHORT_A=0 FOURS=1 ALIGNED=1 WARPS=8 SHARED=1
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=1 SHORT_A=0 EIGHTS=2 ALIGNED=1 WARPS=8 SHARED=1
@@ -82,20 +88,23 @@ static_assert(A_DT != 1 && B_DT != 1, "no f32");
 #define UNITS 2                // of a lane in a turn
 #define TURN (4 * UNITS * UNIT) // elements of k in a turn: 128 bytes
 #define CHUNKS (UNIT / 8)      // a chunk is eight elements, two products of a lane
-#if SCALES == 1
+#ifdef FOURS
+#define HALVES 1 // columns of a product: 1: two halves, of two groups; 0: eight lines of Y
 #define SETS FOURS
 #define SET 4
 #else
+#define HALVES 0
 #define SETS EIGHTS
 #define SET 8 // lines of Y in a product
 #endif
+#define EXCHANGED (SCALES == 1 && !HALVES)
 // RESIDENT: warps on a multiprocessor, as many as registers allow.
 #define RESIDENT                                                                                                       \
-    (SHARED ? (WARPS == 16 ? 32 : SETS > 2 ? 8 : SETS > 1 ? 16 : 24)                                                   \
-     : (SCALES && SETS > 1) || (BLOCK && !ALIGNED)   ? 8                                                               \
-     : !ALIGNED || SCALES                            ? 16                                                              \
-     : BLOCK || SETS > 1                             ? 24                                                              \
-                                                     : 32)
+    (SHARED ? (WARPS == 16 ? 32 : SETS > 1 || EXCHANGED ? 16 : 24)                                                     \
+     : BLOCK && !ALIGNED                                ? 8                                                            \
+     : !ALIGNED || SCALES                               ? 16                                                           \
+     : BLOCK || SETS > 1                                ? 24                                                           \
+                                                        : 32)
 #define A_2D (BLOCK == 3) // numbers of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
@@ -187,6 +196,14 @@ TE_DEV void te_gemv_multiply(float sum[4], const te_u32 x[4], const te_u32 x8[4]
         else te_mma_f16(sum, of_x, of_y);
     }
 }
+// Exchanges halves of a unit between lanes t and t + 2. The first 32 of the quad's 64 codes are then in the first
+// chunks of its lanes, and the other 32 in the second chunks.
+TE_DEV uint4 te_gemv_exchange(uint4 u, int t) {
+    const bool upper = t > 1;
+    const te_u32 x = __shfl_xor_sync(0xffffffffu, upper ? u.x : u.z, 2),
+                 y = __shfl_xor_sync(0xffffffffu, upper ? u.y : u.w, 2);
+    return upper ? make_uint4(x, y, u.z, u.w) : make_uint4(u.x, u.y, x, y);
+}
 #if SHARED
 #include "ops/gemm/gemv_shared.cuh"
 #endif
@@ -257,9 +274,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
             x[i].open(SHORT_A ? a.b : a.a, SHORT_A ? a.ldb : a.lda, lines, a.k, scales_x, ld_scales_x,
                       first + g + 8 * i);
     };
-    const int of_y = SCALES == 1 ? g & 3 : g;                // the lane's line of each set of Y
-    const bool own = SCALES != 1 || (g >> 2) == (t >> 1);    // else the lane has zeros there
-    const int first_y = SCALES == 1 ? 2 * (t & 1) : 2 * t;   // the first of the set's two lines that `sum` has
+    const int of_y = HALVES ? g & 3 : g;                // the lane's line of each set of Y
+    const bool own = !HALVES || (g >> 2) == (t >> 1);   // else the lane has zeros there
+    const int first_y = HALVES ? 2 * (t & 1) : 2 * t;   // the first of the set's two lines that `sum` has
     const int turns = (int)te_div_up(a.k, TURN);
     // number of turns (TURN values of k each) whose loads need not check for the end of k
     const int whole = (int)((ALIGNED ? a.k : a.k - min(a.k, (te_i64)UNIT)) / TURN);
@@ -281,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
     for (int l = 0; l < SETS; l++) {
         at_y[l] = own ? in.line(SET * l + of_y, t) : in.zeros;
 #pragma unroll
-        for (int h = 0; h < 2; h++) at_scale[l][h] = in.scale_of(SET * l + first_y + h, SCALES == 1 ? t >> 1 : 0);
+        for (int h = 0; h < 2; h++) at_scale[l][h] = in.scale_of(SET * l + first_y + h, HALVES ? t >> 1 : 0);
     }
 #else
     te_gemv_line x[2], y[SETS];
@@ -293,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
     // sum[l] has the four sums of lane 4 g + t for lines SET l to SET l + SET - 1 of Y, where j is first_y:
     //   sum[l][0]  line g of X,     line SET l + j of Y        sum[l][1]  line g of X,     line SET l + j + 1 of Y
     //   sum[l][2]  line g + 8 of X, line SET l + j of Y        sum[l][3]  line g + 8 of X, line SET l + j + 1 of Y
-    // With MXFP8, lanes 0 and 1 have the sums of the first group of each unit of the quad, lanes 2 and 3 of the second.
+    // With FOURS, lanes 0 and 1 have the sums of the first group of each unit of the quad, lanes 2 and 3 of the second.
     float sum[SETS][4];
     auto take = [&](const te_gemv_turn<2> &u, int turn, bool end) {
         const te_i64 k = (te_i64)turn * TURN;
@@ -301,33 +318,38 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
 #if !SHARED
         te_gemv_turn<SETS> v;
         v.load(y, k, a.k, t, true, end);
-        if (!own) {
 #pragma unroll
-            for (int i = 0; i < UNITS; i++)
+        for (int i = 0; i < UNITS; i++)
 #pragma unroll
-                for (int l = 0; l < SETS; l++) v.u[i][l] = make_uint4(0, 0, 0, 0);
-        }
-#endif
-#pragma unroll
-        for (int i = 0; i < UNITS; i++) {
-#pragma unroll
-            for (int c = 0; c < CHUNKS; c++) {
-                te_u32 of_x[2][4], w[4];
-#pragma unroll
-                for (int l = 0; l < 2; l++)
-                    te_gemv_decode<X_DT>(u.u[i][l], c, u.scale[SCALES == 1 ? 0 : i][l], of_x[l]);
-#pragma unroll
-                for (int l = 0; l < SETS; l++) {
-#if SHARED
-                    in.chunk(at_y[l] + turn * step_y, i, c, w);
-#else
-                    te_gemv_decode<Y_DT>(v.u[i][l], c, v.scale[SCALES == 1 ? 0 : i][l], w);
-#endif
-                    te_gemv_multiply(BLOCK || SCALES == 1 ? part[l] : sum[l], of_x[0], of_x[1], w);
-                }
+            for (int l = 0; l < SETS; l++) {
+                if (!own) v.u[i][l] = make_uint4(0, 0, 0, 0);
+                if (EXCHANGED) v.u[i][l] = te_gemv_exchange(v.u[i][l], t);
             }
-#if BLOCK || SCALES == 1
-            if (BLOCK && i < UNITS - 1) continue;
+#endif
+#if SCALES == 1 // the scales of the turn's four groups, for the lines of `sum`
+        te_u32 of_groups[SETS][2][SHARED ? 4 : 1];
+#pragma unroll
+        for (int l = 0; l < SETS; l++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+#if SHARED && HALVES
+                of_groups[l][h][0] = te_lds4(at_scale[l][h] + turn * 16);
+                of_groups[l][h][2] = te_lds4(at_scale[l][h] + turn * 16 + 8);
+#elif SHARED
+                uint4 four = te_lds16(at_scale[l][h] + turn * 16);
+                of_groups[l][h][0] = four.x, of_groups[l][h][1] = four.y;
+                of_groups[l][h][2] = four.z, of_groups[l][h][3] = four.w;
+#else
+                te_gemv_line of = y[0];
+                of.line = min((te_i64)(SET * l + first_y + h), few - 1);
+                of_groups[l][h][0] = of.scales<4>(k, a.k, end);
+#endif
+            }
+#endif
+#if SCALES == 1 || BLOCK
+        // Adds the products of one scaling group or block, `part`, to `sum`. `group`: with MXFP8, the number of the
+        // group in the turn, for lanes t = 0 and 1 if HALVES.
+        auto add_scaled = [&](int group) {
             float s_x[2];
 #pragma unroll
             for (int h = 0; h < 2; h++)
@@ -335,26 +357,24 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
                 s_x[h] = te_gemm_block_scale((const float *)scales_x, SHORT_A ? B_2D : A_2D, ld_scales_x,
                                              min(first + g + 8 * h, lines - 1) + (SHORT_A ? a.first_b : 0), k >> 7);
 #else
-                s_x[h] = te__e8m0_to_f32((te_u8)(u.scale[0][h] >> (8 * (t >> 1)) >> (16 * i)));
+                s_x[h] = te__e8m0_to_f32((te_u8)(u.scale[0][h] >> (HALVES ? 8 * (t >> 1) : 0) >> (8 * group)));
 #endif
 #pragma unroll
             for (int l = 0; l < SETS; l++) {
                 float s_y[2];
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-#if SHARED && (HIGH || SCALES)
-                    s_y[h] = __uint_as_float(te_lds4(at_scale[l][h] + turn * 16 + (SCALES == 1 ? 8 * i : 0)));
-#else
-                    te_i64 line = min((te_i64)(SET * l + first_y + h), few - 1);
-#endif
-#if SHARED && (HIGH || SCALES)
+#if BLOCK && SHARED && HIGH
+                    s_y[h] = __uint_as_float(te_lds4(at_scale[l][h] + turn * 16));
 #elif BLOCK
+                    te_i64 line = min((te_i64)(SET * l + first_y + h), few - 1);
                     s_y[h] = te_gemm_block_scale((const float *)scales_y, SHORT_A ? A_2D : B_2D, ld_scales_y,
                                                  line + (SHORT_A ? 0 : a.first_b), k >> 7);
-#else
-                    te_gemv_line of = y[0];
-                    of.line = line;
-                    s_y[h] = te__e8m0_to_f32((te_u8)of.scales<1>(k + 64 * i + 32 * (t >> 1), a.k, end));
+#elif SHARED
+                    s_y[h] = __uint_as_float(of_groups[l][h][group]);
+#elif SCALES == 1
+                    s_y[h] =
+                        te__e8m0_to_f32((te_u8)(of_groups[l][h][0] >> (HALVES ? 8 * (t >> 1) : 0) >> (8 * group)));
 #endif
                 }
 #pragma unroll
@@ -367,7 +387,32 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
                     part[l][e] = 0.0f;
                 }
             }
+        };
 #endif
+#pragma unroll
+        for (int i = 0; i < UNITS; i++) {
+            uint4 of_u[2] = {u.u[i][0], u.u[i][1]};
+            if (EXCHANGED) of_u[0] = te_gemv_exchange(of_u[0], t), of_u[1] = te_gemv_exchange(of_u[1], t);
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++) {
+                te_u32 of_x[2][4], w[4];
+#pragma unroll
+                for (int l = 0; l < 2; l++)
+                    te_gemv_decode<X_DT>(of_u[l], c, u.scale[SCALES == 1 ? 0 : i][l], of_x[l]);
+#pragma unroll
+                for (int l = 0; l < SETS; l++) {
+#if SHARED
+                    in.chunk(at_y[l] + turn * step_y, i, c, w);
+#else
+                    te_gemv_decode<Y_DT>(v.u[i][l], c, v.scale[SCALES == 1 ? 0 : i][l], w);
+#endif
+                    te_gemv_multiply(BLOCK || SCALES == 1 ? part[l] : sum[l], of_x[0], of_x[1], w);
+                }
+#if SCALES == 1 || BLOCK
+                const bool last = c == CHUNKS - 1;
+                if (EXCHANGED || (last && (!BLOCK || i == UNITS - 1))) add_scaled(2 * i + (EXCHANGED ? c : 0));
+#endif
+            }
         }
     };
 #pragma unroll 1
@@ -416,8 +461,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 float all = sum[l][e] * power;
-                if (SCALES == 1) all += __shfl_xor_sync(0xffffffffu, all, 2);
-                if (SCALES != 1 || t < 2) sums[odd][warp][SET * l + first_y + e % 2][g + e / 2 * 8] = all;
+                if (HALVES) all += __shfl_xor_sync(0xffffffffu, all, 2);
+                if (!HALVES || t < 2) sums[odd][warp][SET * l + first_y + e % 2][g + e / 2 * 8] = all;
             }
 #if HIGH
         te_gemv_finish<16>(a, of_all_y * te_gemm_scale(a), sums[odd], done); // waits for all warps first, so that two

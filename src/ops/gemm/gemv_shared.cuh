@@ -3,7 +3,7 @@
 // nvfp4 do. Each block quantizes all of Y, and reads it from the L2 cache.
 //
 // A line has a slot of 16 bytes for each chunk of eight values. In a turn the four lanes of a quad read neighbouring
-// slots, so the slots are in the order [unit][chunk][lane].
+// slots, so the slots are in the order [unit][chunk][lane], where each lane has the chunks that it has of X.
 #pragma once
 #include "device/vector.cuh"
 #include "base/scaling.h"
@@ -14,7 +14,7 @@
 #define PART (SCALES == 2 ? 16 : 8) // values that a thread quantizes at a time
 
 struct te_gemv_shared {
-    te_u32 base, of_scales, zeros; // addresses in shared memory; zeros: with MXFP8, lanes read them in place of Y
+    te_u32 base, of_scales, zeros; // addresses in shared memory; zeros: with FOURS, lanes read them in place of Y
     int turns, few, line_bytes;
     te_i64 k;
     float (*sums)[WARPS][SET * SETS][16]; // of two tiles
@@ -43,8 +43,9 @@ struct te_gemv_shared {
     }
     // Writes chunk number `chunk` of a line.
     TE_DEV void put(int line, int chunk, const te_u32 w[4]) const {
-        int turn = chunk / (TURN / 8), unit = chunk % (TURN / 8) / CHUNKS, c = chunk % CHUNKS;
-        te_sts16(base + line * line_bytes + turn * TURN * 2 + ((unit / 4 * CHUNKS + c) * 4 + unit % 4) * 16,
+        int turn = chunk / (TURN / 8), at = chunk % (TURN / 8), unit = at / CHUNKS, c = chunk % CHUNKS, t = unit % 4;
+        if (EXCHANGED) c = at / 4 % 2, t = at % 2 * 2 + at / 2 % 2; // te_gemv_exchange
+        te_sts16(base + line * line_bytes + turn * TURN * 2 + ((unit / 4 * CHUNKS + c) * 4 + t) * 16,
                  make_uint4(w[0], w[1], w[2], w[3]));
     }
 

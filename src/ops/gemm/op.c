@@ -39,7 +39,9 @@ static te_result te__gemm_want(te_ctx *te, const char *op, const char *name, con
     return TE_OK;
 }
 
-enum { TE__GEMM_QUANTIZE_ROWS = 16 }; /* the most rows of an A that the call quantizes */
+/* The most rows of an A that the call quantizes, and the most numbers of an A that it quantizes faster than a call
+ * before it does. */
+enum { TE__GEMM_QUANTIZE_ROWS = 16, TE__GEMM_QUANTIZE_NUMBERS = 15 * 1024 };
 
 /* ---- formats and scalings ---------------------------------------------------------------------------------------- */
 

@@ -212,6 +212,11 @@
 #ifndef TE_NO_CUDA
 #include "ops/act/cuda.c"
 #endif
+#include "ops/joint/op.c"
+#include "ops/joint/cpu.c"
+#ifndef TE_NO_CUDA
+#include "ops/joint/cuda.c"
+#endif
 #include "ops/rope/kargs.h"
 #include "ops/rope/op.c"
 #include "ops/rope/cpu.c"
@@ -376,6 +381,7 @@
 #include "nn/fp8_attention.c"
 #include "nn/core_attention.c"
 #include "nn/transformer.c"
+#include "nn/joint.c"
 #include "nn/gated_mlp.c"
 #include "io/json.c"
 #include "io/safetensors.c"

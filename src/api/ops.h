@@ -95,7 +95,8 @@
     X(multi_scale, MULTI_SCALE, optim)                \
     X(step_numbers, STEP_NUMBERS, optim)              \
     X(update_scale, UPDATE_SCALE, optim)              \
-    X(softcap, SOFTCAP, softcap)
+    X(softcap, SOFTCAP, softcap)                      \
+    X(joint_gemm, JOINT_GEMM, joint)
 /* The operations for sequences that ranks share. */
 #define TE_OP_LIST_DIST(X)                       \
     X(context_rows, CONTEXT_ROWS, context)       \

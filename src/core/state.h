@@ -176,7 +176,7 @@ struct te_tensor {
 /* ---- plans ---- */
 
 /* A plan holds its first launches and arguments inside itself, and further ones in host memory. */
-enum { TE__MAX_OPTIONS = 12, TE__OWN_LAUNCHES = 128, TE__MAX_WORKSPACES = 16, TE__PLAN_ARG_BYTES = 12288 };
+enum { TE__MAX_OPTIONS = 16, TE__OWN_LAUNCHES = 128, TE__MAX_WORKSPACES = 16, TE__PLAN_ARG_BYTES = 12288 };
 
 typedef struct te__option {
     const char *name; /* static */

@@ -54,6 +54,15 @@ TE_DEV void te_follow() {
 #endif
 }
 
+// Lets the next kernel of the stream start as soon as all blocks of this one have, as te_follow does in kernels of at
+// most 64 blocks. Stands behind te_follow, in kernels that a small one follows, or one whose blocks find equal room on
+// all multiprocessors (tests/bench/notes.md).
+TE_DEV void te_lead() {
+#if __CUDA_ARCH__ >= 900
+    if (gridDim.x * gridDim.y * gridDim.z > 64) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- one element ---------------------------------------------------------------------------------------------------
 
 TE_DEV float te_bf16_to_f32(te_u16 h) { return __int_as_float((int)((te_u32)h << 16)); }

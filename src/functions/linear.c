@@ -5,6 +5,9 @@ typedef struct te__functions_state {
     te_tensor *place; /* memory for one output: the next output with the dtype and the number of bytes of `place` is
                        * stored here; NULL: every output gets new memory */
     te__shared_input *shared; /* the input that several products of a module have, or NULL */
+    struct te__joint *joint; /* products that can wait for each other are noted here; NULL: products run at once */
+    te_tensor *residual; /* set by a module for the child that it runs next: the child may add this to its output, and
+                          * then sets it to NULL (te__take_residual) */
     bool any_rows;    /* true: onnx/export.c records a graph for any number of rows, so an output's offset in its
                        * buffer must not depend on the number of rows */
 } te__functions_state;
@@ -533,13 +536,117 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
 }
 
 /* Returns a tensor for an output. Uses the memory of te__functions_state.place if `place` has the output's dtype and
- * number of bytes. */
+ * number of bytes. A strided place must have the output's shape as well. */
 static te_tensor *te__output_place(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *place = te__functions_of(te)->place;
-    if (!place || place->dtype != dtype || te__shape_bytes(dtype, ndim, shape) != te_tensor_bytes(place))
+    if (place && place->dtype == dtype && !te__is_contiguous(place) && place->ndim == ndim &&
+        memcmp(place->shape, shape, (size_t)ndim * sizeof(*shape)) == 0) {
+        te__functions_of(te)->place = NULL;
+        return te__alias(place);
+    }
+    if (!place || !te__is_contiguous(place) || place->dtype != dtype ||
+        te__shape_bytes(dtype, ndim, shape) != te_tensor_bytes(place))
         return te_tensor_empty(te, dtype, ndim, shape);
     te__functions_of(te)->place = NULL;
     return te__alias_as(place, 0, dtype, ndim, shape);
+}
+
+/* ---- products that wait for each other ---- */
+
+/* Products of one input, noted by te__linear between te__joint_open and te__joint_run, which runs them as one
+ * operation. Nobody may read their results before. */
+typedef struct te__joint {
+    te_op_joint_gemm_args args; /* without a step after the products */
+} te__joint;
+
+static void te__joint_open(te_ctx *te, te__joint *j) {
+    memset(j, 0, sizeof(*j));
+    te__functions_of(te)->joint = j;
+}
+/* Notes a product. Returns false, and notes nothing, if it cannot be one of those of *j. */
+static bool te__joint_takes(te__joint *j, const te_op_gemm_args *g) {
+    te_op_joint_gemm_args *a = &j->args;
+    te_joint_product *p;
+    if (a->count == TE__COUNT(a->product) || g->quantize_scale || g->quantize_amax || g->scale_a || g->amax_a ||
+        g->a_transposed || !g->b_transposed || g->accumulate || g->epilogue)
+        return false;
+    if (a->count == 0) {
+        a->a = g->a;
+        a->m = g->m;
+        a->k = g->k;
+        a->split_accumulator = g->split_accumulator;
+        a->scaling_a = g->scaling_a;
+        a->scaling_b = g->scaling_b;
+        a->swizzled_scales = g->swizzled_scales;
+        a->e4m3_max_256_a = g->e4m3_max_256_a;
+        a->e4m3_max_256_b = g->e4m3_max_256_b;
+        a->quantize_a = g->quantize_a;
+        a->quantize_epsilon = g->quantize_epsilon;
+        a->quantize_power_of_two = g->quantize_power_of_two;
+    } else if (a->a != g->a || a->m != g->m || a->k != g->k || a->split_accumulator != g->split_accumulator ||
+               a->scaling_a != g->scaling_a || a->scaling_b != g->scaling_b ||
+               a->swizzled_scales != g->swizzled_scales || a->e4m3_max_256_a != g->e4m3_max_256_a ||
+               a->e4m3_max_256_b != g->e4m3_max_256_b || a->quantize_a != g->quantize_a ||
+               a->quantize_epsilon != g->quantize_epsilon || a->quantize_power_of_two != g->quantize_power_of_two)
+        return false;
+    p = &a->product[a->count++];
+    /* the frame of the module that computes the product ends before the product runs */
+    p->b = te_tensor_retain((te_tensor *)g->b);
+    p->d = te_tensor_retain(g->d);
+    p->bias = te_tensor_retain((te_tensor *)g->bias);
+    p->scale_b = te_tensor_retain((te_tensor *)g->scale_b);
+    p->amax_b = te_tensor_retain((te_tensor *)g->amax_b);
+    p->n = g->n;
+    return true;
+}
+/* Runs the products that were noted, and from now on products run at once. `result`: the result of the calls since
+ * te__joint_open; the products run if it is TE_OK. `step`: fields activation, residual and y of the step after them, or
+ * NULL. With activation `step` has product[0].d, too: the tensor whose halves are the results of both products. */
+static te_result te__joint_run(te_ctx *te, te__joint *j, te_result result, const te_op_joint_gemm_args *step) {
+    te_op_joint_gemm_args *a = &j->args, run = *a;
+    int i;
+    te__functions_of(te)->joint = NULL;
+    if (step) {
+        run.activation = step->activation;
+        run.residual = step->residual;
+        run.y = step->y;
+        if (step->activation) run.product[0].d = step->product[0].d, run.product[1].d = NULL;
+    }
+    if (result == TE_OK && a->count) result = te_op_joint_gemm(te, &run);
+    for (i = 0; i < a->count; i++) {
+        te_tensor_release((te_tensor *)a->product[i].b);
+        te_tensor_release(a->product[i].d);
+        te_tensor_release((te_tensor *)a->product[i].bias);
+        te_tensor_release((te_tensor *)a->product[i].scale_b);
+        te_tensor_release((te_tensor *)a->product[i].amax_b);
+    }
+    a->count = 0;
+    return result;
+}
+/* Returns whether product number i of *j computes y. */
+static bool te__joint_has(const te__joint *j, int i, const te_tensor *y) {
+    const te_tensor *d = i < j->args.count ? j->args.product[i].d : NULL;
+    return d && y && y->buffer == d->buffer && y->offset == d->offset && te__same_shape(y, d) && y->dtype == d->dtype;
+}
+/* Returns whether the product x w^T of `c` may wait for others: it is not recorded, all of it is on this rank, and its
+ * operands live on after the call. `quantizes`: the product quantizes x. */
+static bool te__linear_may_wait(const te__linear_call *c, const te_tensor *x, const te_tensor *w, bool quantizes) {
+    const te_ctx *te = x->te;
+    return te__functions_of(te)->joint && te->tape.no_grad != te->tape.hidden_no_grad && c->parallel.size <= 1 &&
+           !c->fp8_output && !c->out && x == c->x && w == c->weight && !x->quantized && (quantizes || !w->quantized);
+}
+/* Notes the product x w^T for te__joint_run, if it can be one of those. `quantizes`: *g has all of it already. */
+static bool te__linear_joins(const te_tensor *x, const te_tensor *w, bool quantizes, const te_op_gemm_args *g) {
+    te_op_gemm_args plain = *g;
+    if (!quantizes) {
+        plain.a = x;
+        plain.b = w;
+        plain.b_transposed = true;
+        plain.m = te__rows(x);
+        plain.k = te__cols(x);
+        plain.n = te__rows(w);
+    }
+    return te__joint_takes(te__functions_of(x->te)->joint, &plain);
 }
 
 /* Returns y = x W^T + b. If ranks share the product, returns this rank's part, as `c->parallel` describes. */
@@ -604,8 +711,10 @@ static te_tensor *te__linear(const te__linear_call *c) {
                                  : te__output_place(te, c->y_dtype ? c->y_dtype : x->dtype, x->ndim, shape);
     gemm.bias = bias;
     if (result == TE_OK && !y) result = te_error_code(te);
-    if (result == TE_OK && !c->record_alone)
-        result = waits ? te__product_quantizing(te, x, &spec, w, &gemm) : te__product(te, xq, false, w, true, &gemm);
+    if (waits) te__product_quantizing(x, &spec, w, &gemm);
+    if (result == TE_OK && !c->record_alone &&
+        !(te__linear_may_wait(c, xq, w, waits) && te__linear_joins(xq, w, waits, &gemm)))
+        result = waits ? te_op_gemm(te, &gemm) : te__product(te, xq, false, w, true, &gemm);
     /* each rank has computed y from its own columns of x only, so sum over the ranks */
     if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone) result = te__reduce_parts(p, &y, result);
     if (result != TE_OK) return te__frame_return(te, NULL);

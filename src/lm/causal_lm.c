@@ -48,14 +48,94 @@ static te_tensor *te__project_heads(te_module *m, const te_forward_args *args, c
     return y && rotary ? te_apply_rotary_pos_emb(y, rotary, TE_BSHD) : y;
 }
 
+/* Projects args->input to queries, keys and values, each by itself, rotates them, and extends the cache if there is
+ * one. Stores them in *core. */
+static te_result te__decoder_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary,
+                                   bool on_device, te_forward_args *core) {
+    const te__decoder_attention *s = (const te__decoder_attention *)m->state;
+    te_kv_cache *cache = args->kv_cache;
+    core->input = te__project_heads(m, args, "q_proj", "q_norm", s->of.heads, rotary);
+    core->key = te__project_heads(m, args, "k_proj", "k_norm", s->of.groups, rotary);
+    core->value = te__project_heads(m, args, "v_proj", NULL, s->of.groups, NULL);
+    if (!core->input || !core->key || !core->value) return te_error_code(m->te);
+    if (!cache) return TE_OK;
+    if (te_grad_enabled(m->te))
+        return te__fail(m->te, TE_ERR_STATE,
+                        "DecoderAttention: a call with kv_cache cannot be recorded; open te_no_grad_begin first");
+    if (te__kv_cache_takes(m, cache, s->layer, core->key) != TE_OK) return te_error_code(m->te);
+    return (on_device ? te__kv_cache_append : te__kv_cache_extend)(cache, s->layer, &core->key, &core->value,
+                                                                   &core->attention);
+}
+
+/* Returns whether the queries, keys and values of a step can be products that wait for each other, side by side in one
+ * tensor, from which they are rotated into the cache. */
+static bool te__decoder_packs(te_module *m, const te_forward_args *args) {
+    const te__decoder_attention *s = (const te__decoder_attention *)m->state;
+    const te_kv_cache *c = args->kv_cache;
+    return !s->norm && !te_grad_enabled(m->te) && !te__functions_of(m->te)->any_rows && c->te == m->te &&
+           s->layer < c->num_layers && c->layers[s->layer].k->dtype == args->input->dtype &&
+           te__is_plain_linear(te_module_find(m, "q_proj")) && te__is_plain_linear(te_module_find(m, "k_proj")) &&
+           te__is_plain_linear(te_module_find(m, "v_proj"));
+}
+/* Projects args->input to queries, keys and values. Rotates the queries into a new tensor core->input, and keys and
+ * values into the cache, which core->key and core->value become. */
+static te_result te__decoder_step(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary,
+                                  te_forward_args *core) {
+    static const char *const names[3] = {"q_proj", "k_proj", "v_proj"};
+    const te__decoder_attention *s = (const te__decoder_attention *)m->state;
+    te__packing packing = TE_ZERO;
+    te__cache_rows rows;
+    te_tensor *packed, *place[3], *y[3] = {NULL, NULL, NULL}, *part[3], keys;
+    te__joint joint;
+    te_forward_args in = TE_ZERO;
+    te_result result = TE_OK;
+    int64_t shape[3];
+    int i;
+    packing.heads = s->of.heads;
+    packing.groups = s->of.groups;
+    packing.head_dim = s->of.head_dim;
+    shape[0] = args->input->shape[0];
+    shape[1] = args->input->shape[1];
+    shape[2] = te__packing_width(&packing);
+    packed = te_tensor_empty(m->te, args->input->dtype, 3, shape);
+    if (!packed) return te_error_code(m->te);
+    keys = *packed;
+    keys.ndim = 4;
+    keys.shape[2] = packing.groups;
+    keys.shape[3] = packing.head_dim;
+    if (te__kv_cache_takes(m, args->kv_cache, s->layer, &keys) != TE_OK ||
+        !te__kv_cache_rows(args->kv_cache, s->layer, &rows, &core->attention))
+        return te_error_code(m->te);
+    te__hand_on(&in, args);
+    in.input = args->input;
+    te__joint_open(m->te, &joint);
+    for (i = 0, shape[0] = 0; i < 3 && result == TE_OK; i++, shape[0] += shape[1]) {
+        shape[1] = (i == 0 ? packing.heads : packing.groups) * packing.head_dim;
+        place[i] = te__functions_of(m->te)->place = te_tensor_narrow(packed, 2, shape[0], shape[1]);
+        y[i] = place[i] ? te__run_child(m, names[i], &in) : NULL;
+        te__functions_of(m->te)->place = NULL;
+        if (!y[i]) result = TE_ERR_STATE;
+    }
+    result = te__joint_run(m->te, &joint, result, NULL);
+    for (i = 0; i < 3 && result == TE_OK; i++) /* a projection that had another place */
+        if (y[i]->buffer != packed->buffer) result = te_tensor_copy(place[i], y[i]);
+    if (result != TE_OK || !te__split_qkv(packed, &packing, TE_BSHD, rotary, &rows, part)) return te_error_code(m->te);
+    core->input = part[0];
+    core->key = rows.k;
+    core->value = rows.v;
+    return TE_OK;
+}
+
 static te_result te__decoder_attention_forward(te_module *m, te_forward_args *args) {
     const te__decoder_attention *s = (const te__decoder_attention *)m->state;
     te_kv_cache *cache = args->kv_cache;
     te_forward_args core = TE_ZERO, out = TE_ZERO;
     te_rotary_desc rotary = s->rotary;
+    te_tensor *residual = te__take_residual(m->te);
     bool on_device = false; /* the step takes its positions and lengths from the cache's tensor of numbers */
     te__shared_input shared, *outer;
     te_tensor *y;
+    te_result result;
     int64_t shape[3];
     char text[TE__SHAPE_TEXT];
     if (args->input->ndim != 3)
@@ -72,27 +152,19 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
         else if (!(rotary.start_positions = te__kv_cache_list(cache, 2))) return te_error_code(m->te);
     }
     te__hand_on(&core, args);
-    outer = te__share_begin(&shared, args->input);
-    core.input = te__project_heads(m, args, "q_proj", "q_norm", s->of.heads, &rotary);
-    core.key = te__project_heads(m, args, "k_proj", "k_norm", s->of.groups, &rotary);
-    core.value = te__project_heads(m, args, "v_proj", NULL, s->of.groups, NULL);
-    te__share_end(&shared, outer);
-    if (!core.input || !core.key || !core.value) return te_error_code(m->te);
-    if (cache && te_grad_enabled(m->te))
-        return te__fail(m->te, TE_ERR_STATE,
-                        "DecoderAttention: a call with kv_cache cannot be recorded; open te_no_grad_begin first");
-    if (cache && te__kv_cache_takes(m, cache, s->layer, core.key) != TE_OK) return te_error_code(m->te);
     core.attention.attn_mask_type = TE_MASK_CAUSAL;
-    if (cache && (on_device ? te__kv_cache_append : te__kv_cache_extend)(cache, s->layer, &core.key, &core.value,
-                                                                         &core.attention) != TE_OK)
-        return te_error_code(m->te);
+    outer = te__share_begin(&shared, args->input);
+    result = on_device && te__decoder_packs(m, args) ? te__decoder_step(m, args, &rotary, &core)
+                                                     : te__decoder_parts(m, args, &rotary, on_device, &core);
+    te__share_end(&shared, outer);
+    if (result != TE_OK) return te_error_code(m->te);
     y = te__run_child(m, "sdpa", &core);
     shape[0] = args->input->shape[0];
     shape[1] = args->input->shape[1];
     shape[2] = -1;
     te__hand_on(&out, args);
     out.input = te_tensor_view(te_tensor_contiguous(y), 3, shape);
-    return te__output(m, args, te__run_child(m, "o_proj", &out));
+    return te__output(m, args, te__run_child_added(m, "o_proj", &out, residual));
 }
 static void te__decoder_attention_destroy(te_module *m) {
     te__decoder_attention *s = (te__decoder_attention *)m->state;
@@ -124,17 +196,33 @@ static te_tensor *te__run_on(te_module *m, const char *name, te_tensor *x, const
     return x ? te__run_child(m, name, &in) : NULL;
 }
 
+/* Returns x + the output of the child `name` on `input`. In a step with a cache the child may add x itself: one of
+ * `cls`, which is a class that looks for it (te__take_residual). */
+static te_tensor *te__add_output(te_module *m, const char *name, const te_module_class *cls, te_tensor *x,
+                                 te_tensor *input, const te_forward_args *args) {
+    const te_module *child = te_module_find(m, name);
+    te__functions_state *f = te__functions_of(m->te);
+    te_tensor *y;
+    bool offered = args->kv_cache && x && child && child->cls == cls && !child->own_forward && !te__runs_graphs(child);
+    f->residual = offered ? x : NULL;
+    y = te__run_on(m, name, input, args);
+    if (offered && !f->residual) return y;
+    f->residual = NULL;
+    return te_add(x, y);
+}
 static te_result te__decoder_layer_forward(te_module *m, te_forward_args *args) {
-    const bool feedforward_norms = te_module_find(m, "pre_feedforward_layernorm") != NULL;
     const char *mlp = te_module_find(m, "mlp") ? "mlp" : "block_sparse_moe";
-    te_tensor *x = args->input, *y = te__run_on(m, "self_attn", te__run_on(m, "input_layernorm", x, args), args);
-    if (feedforward_norms) y = te__run_on(m, "post_attention_layernorm", y, args);
-    x = te_add(x, y);
-    y = te__run_on(m, mlp,
-                   te__run_on(m, feedforward_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm", x, args),
-                   args);
-    if (feedforward_norms) y = te__run_on(m, "post_feedforward_layernorm", y, args);
-    return te__output(m, args, te_add(x, y));
+    te_tensor *x = args->input, *y = te__run_on(m, "input_layernorm", x, args);
+    if (te_module_find(m, "pre_feedforward_layernorm")) { /* a norm follows each part, so the parts add nothing */
+        y = te__run_on(m, "post_attention_layernorm", te__run_on(m, "self_attn", y, args), args);
+        x = te_add(x, y);
+        y = te__run_on(m, mlp, te__run_on(m, "pre_feedforward_layernorm", x, args), args);
+        y = te__run_on(m, "post_feedforward_layernorm", y, args);
+        return te__output(m, args, te_add(x, y));
+    }
+    x = te__add_output(m, "self_attn", &te__decoder_attention_class, x, y, args);
+    y = te__run_on(m, "post_attention_layernorm", x, args);
+    return te__output(m, args, te__add_output(m, mlp, &te__gated_mlp_class, x, y, args));
 }
 static const te_module_class te__decoder_layer_class = {"DecoderLayer", 0, te__decoder_layer_forward, NULL, NULL};
 

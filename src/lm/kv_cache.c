@@ -199,22 +199,32 @@ static te_result te__kv_cache_takes(te_module *m, const te_kv_cache *c, int laye
                     m->cls->name, te_dtype_name(k->dtype), te__shape_text(k, a), te_dtype_name(kept->dtype),
                     te__shape_text(kept, b), (long long)c->length);
 }
+/* Sets the lengths of `call`, and *rows to the rows of the cache of a layer that a step's keys and values go to, at the
+ * positions of `numbers`. Returns false on failure. */
+static bool te__kv_cache_rows(const te_kv_cache *c, int layer, te__cache_rows *rows, te_attn_call *call) {
+    memset(rows, 0, sizeof(*rows));
+    rows->k = c->layers[layer].k;
+    rows->v = c->layers[layer].v;
+    rows->cu_seqlens = call->cu_seqlens_q = te__kv_cache_list(c, 0);
+    call->cu_seqlens_kv = te__kv_cache_list(c, 1);
+    rows->positions = te__kv_cache_list(c, 2);
+    call->attn_mask_type = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
+    return rows->cu_seqlens && call->cu_seqlens_kv && rows->positions;
+}
 /* Appends the new keys *k and values *v to the cache of a layer, at the positions of `numbers`. Sets *k and *v to all
  * positions of the cache, and the lengths of `call`. Does not change c->length. */
 static te_result te__kv_cache_append(te_kv_cache *c, int layer, te_tensor **k, te_tensor **v, te_attn_call *call) {
-    te__kv_layer *l = &c->layers[layer];
+    te__cache_rows rows;
     te_op_copy_to_kv_cache_args a = TE_ZERO;
+    if (!te__kv_cache_rows(c, layer, &rows, call)) return te_error_code(c->te);
     a.k = *k;
     a.v = *v;
-    a.k_cache = *k = l->k;
-    a.v_cache = *v = l->v;
+    a.k_cache = *k = rows.k;
+    a.v_cache = *v = rows.v;
     a.format = TE_BSHD;
-    a.cu_seqlens = call->cu_seqlens_q = te__kv_cache_list(c, 0);
-    call->cu_seqlens_kv = te__kv_cache_list(c, 1);
-    a.start_positions = te__kv_cache_list(c, 2);
-    call->attn_mask_type = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
-    return a.cu_seqlens && call->cu_seqlens_kv && a.start_positions ? te_op_copy_to_kv_cache(c->te, &a)
-                                                                    : te_error_code(c->te);
+    a.cu_seqlens = rows.cu_seqlens;
+    a.start_positions = rows.positions;
+    return te_op_copy_to_kv_cache(c->te, &a);
 }
 /* Appends the new keys *k and values *v to the cache of a layer, at the host's length. Sets *k and *v to views of
  * everything cached. Does not change c->length. */

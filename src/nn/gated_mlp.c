@@ -18,15 +18,28 @@ static te_tensor *te__gated_mlp_halves(te_module *m, const te_tensor *x) {
     weight = x && x->buffer && !te__functions_of(x->te)->any_rows ? te_module_parameter(gate, "weight") : NULL;
     return weight && weight->ndim == 2 ? te__halves_empty(x->te, x->dtype, te__rows(x), weight->shape[0]) : NULL;
 }
+/* Begins *joint. If the outputs of `gate` and `up` have the place `halves` and nobody reads them before the activation,
+ * their products wait for each other in *joint; else *joint stays empty. */
+static void te__joint_begin(te_module *m, const te_tensor *halves, te__joint *joint) {
+    const te__gated_mlp *s = (const te__gated_mlp *)m->state;
+    te__joint_open(m->te, joint);
+    if (!halves || !te__is_plain_linear(te_module_find(m, s->gate)) || !te__is_plain_linear(te_module_find(m, s->up)))
+        te__functions_of(m->te)->joint = NULL;
+}
 static te_result te__gated_mlp_forward(te_module *m, te_forward_args *args) {
     const te__gated_mlp *s = (const te__gated_mlp *)m->state;
     te_tensor *halves = te__gated_mlp_halves(m, args->input), *parts[2] = {NULL, NULL};
     te__shared_input shared, *outer;
+    te_tensor *residual = te__take_residual(m->te);
+    te_op_joint_gemm_args step = TE_ZERO;
     te_forward_args in = TE_ZERO;
+    te__joint joint;
+    te_result result;
     int h;
     te__hand_on(&in, args);
     in.input = args->input;
     outer = te__share_begin(&shared, args->input);
+    te__joint_begin(m, halves, &joint);
     for (h = s->gate ? 0 : 1; h < 2; h++) {
         int64_t half = halves ? halves->shape[1] / 2 : 0;
         te__functions_of(m->te)->place = halves ? te__half(halves, h, 1, &half) : NULL;
@@ -34,10 +47,21 @@ static te_result te__gated_mlp_forward(te_module *m, te_forward_args *args) {
     }
     te__functions_of(m->te)->place = NULL;
     te__share_end(&shared, outer);
-    if (halves && te__is_half(parts[0], halves, 0) && te__is_half(parts[1], halves, 1))
+    if (te__joint_has(&joint, 0, parts[0]) && te__joint_has(&joint, 1, parts[1]) && te__is_half(parts[0], halves, 0) &&
+        te__is_half(parts[1], halves, 1)) {
+        step.activation = s->activation;
+        step.product[0].d = te__alias_2d(halves, 0, halves->dtype, 2 * te__rows(parts[0]), te__cols(parts[0]));
+        step.y = step.product[0].d ? te__empty_like(parts[0], parts[0]->dtype) : NULL;
+        if (!step.y) parts[1] = NULL;
+    }
+    result = te__joint_run(m->te, &joint, parts[1] && (parts[0] || !s->gate) ? TE_OK : TE_ERR_STATE,
+                           step.y ? &step : NULL);
+    if (result != TE_OK) return te_error_code(m->te);
+    if (step.y) in.input = step.y;
+    else if (halves && te__is_half(parts[0], halves, 0) && te__is_half(parts[1], halves, 1))
         in.input = te__activate_halves(halves, parts[0], parts[1], s->activation);
     else in.input = te_activate(s->gate ? te_concat(parts, 2, -1) : parts[1], s->activation, &s->params);
-    return te__output(m, args, te__run_child(m, s->down, &in));
+    return te__output(m, args, te__run_child_added(m, s->down, &in, residual));
 }
 static const te_module_class te__gated_mlp_class = {"MLP", sizeof(te__gated_mlp), te__gated_mlp_forward, NULL, NULL};
 

@@ -146,6 +146,16 @@ enum {
     T(amax_a, TE__IN_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4 && !a->quantize_a)) \
     T(amax_b, TE__IN_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4)) \
     T(quantize_scale, TE__IN_F32 | TE__OPT | TE__ONE) T(quantize_amax, TE__INOUT_F32 | TE__OPT | TE__ONE)
+#define TE__JOINED(i) ((i) < a->count && a->count <= TE__COUNT(a->product)) /* the check refuses other counts */
+#define TE__ARGS_JOINT(T, i) \
+    T(product[i].b, TE__IN | TE__AS_OPERAND | TE__STRIDED | TE__NEED(TE__JOINED(i))) \
+    T(product[i].d, TE__OUT_FLOAT | TE__STRIDED | TE__NEED(TE__JOINED(i) && !((i) && a->activation))) \
+    T(product[i].bias, TE__IN_FLOAT | TE__OPT) \
+    T(product[i].scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR && TE__JOINED(i))) \
+    T(product[i].amax_b, TE__IN_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4 && TE__JOINED(i)))
+#define TE__ARGS_joint_gemm(T, L) \
+    T(a, TE__IN_FLOAT) TE__ARGS_JOINT(T, 0) TE__ARGS_JOINT(T, 1) TE__ARGS_JOINT(T, 2) \
+    T(residual, TE__IN_FLOAT | TE__OPT) T(y, TE__OUT_FLOAT | TE__NEED(a->activation || a->residual))
 /* Without along_k, only the device knows how many rows of d and aux are written. The other rows keep their old values,
  * which count as read. */
 #define TE__ARGS_grouped_gemm(T, L) \

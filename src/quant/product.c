@@ -27,9 +27,8 @@ static bool te__product_quantizes(const te_tensor *x, const te__quant_spec *spec
            b->data && te__same_layout(cls, b->cls) && b->swizzled == spec->swizzled && !b->rht;
 }
 
-/* Computes D = x B^T, where the product quantizes x by `spec` (te__product_quantizes). See te__product. */
-static te_result te__product_quantizing(te_ctx *te, te_tensor *x, const te__quant_spec *spec, te_tensor *b,
-                                        te_op_gemm_args *g) {
+/* Fills in *g for D = x B^T, where the product quantizes x by `spec` (te__product_quantizes). See te__product. */
+static void te__product_quantizing(te_tensor *x, const te__quant_spec *spec, const te_tensor *b, te_op_gemm_args *g) {
     const te__quant_copy *cb = te__copy_of(b, TE_ROWWISE);
     g->m = te__rows(x);
     g->k = te__cols(x);
@@ -51,7 +50,6 @@ static te_result te__product_quantizing(te_ctx *te, te_tensor *x, const te__quan
         g->quantize_scale = spec->scale;
         g->quantize_amax = spec->amax;
     }
-    return te_op_gemm(te, g);
 }
 
 /* Computes D = op(A) op(B), and writes D to g->d. The caller sets g->bias, g->accumulate and g->split_accumulator. A is

@@ -247,3 +247,79 @@ TE_TEST_DEVICES(decode_after_a_warmup) {
     CHECK_OK(te);
     dec_close(&d);
 }
+
+/* ---- products that wait for each other ---- */
+
+/* A Linear's forward by a function of its own: nobody may then put off its product. */
+static te_result dec_alone(te_module *m, te_forward_args *args) { return te_module_get_class(m)->forward(m, args); }
+static bool dec_set_alone(void *user, te_module *m) {
+    if (!strcmp(te_module_get_class(m)->name, "Linear")) te_module_set_forward(m, *(bool *)user ? dec_alone : NULL);
+    return true;
+}
+typedef struct dec_counts {
+    int joint, gemm, add, copies, rope, act;
+} dec_counts;
+static void dec_count(te_ctx *te, const te_trace *event, void *user) {
+    dec_counts *n = (dec_counts *)user;
+    (void)te;
+    if (event->phase != TE_TRACE_BEFORE) return;
+    n->joint += event->op == TE_OP_JOINT_GEMM;
+    n->gemm += event->op == TE_OP_GEMM;
+    n->add += event->op == TE_OP_AXPBY;
+    n->copies += event->op == TE_OP_COPY_TO_KV_CACHE;
+    n->rope += event->op == TE_OP_ROPE || event->op == TE_OP_QKV_ROPE;
+    n->act += event->op == TE_OP_ACT_FWD;
+}
+/* The logits of three steps behind the prompt, with weights stored by `recipe` (NULL: plain), by calls and by launches: products together and apart are
+ * the same bits, and a layer of those together takes one operation for each of q with k and v, rotation into the cache, o, gate with up, down. */
+TE_TEST_DEVICES(decode_together_and_apart) {
+    const te_recipe recipes[] = {te_recipe_current_scaling(), te_recipe_block_scaling(), te_recipe_mxfp8(), te_recipe_nvfp4()};
+    for (int n = 0; n < 2 * 2 * 5; n++) {
+        const int64_t batch = 1 + n % 2;
+        const bool bias = n / 2 % 2;
+        const te_recipe *recipe = n / 4 ? &recipes[n / 4 - 1] : NULL;
+        const te_autocast_desc cast = {.recipe = recipe, .disabled = !recipe};
+        float *logits[2][3];
+        test_case("%s, batch %d%s", recipe ? te_recipe_name(recipe->kind) : "bf16", (int)batch, bias ? ", biases" : "");
+        te_causal_lm_desc desc = dec_desc(0, TE_BF16);
+        desc.qkv_bias = desc.mlp_bias = bias;
+        desc.hidden_size = 128, desc.intermediate_size = 256; /* groups of 32 and blocks of 128 are whole */
+        te_seed(te, 5);
+        te_no_grad_begin(te);
+        if (recipe) te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = recipe});
+        te_module *m = te_causal_lm_create(te, &desc);
+        if (recipe) te_quantized_model_init_end(te);
+        decoder d = dec_open(te, m, batch);
+        REQUIRE_OK(te);
+        for (int run = 0; run < 2; run++) {
+            bool alone = run == 1;
+            dec_counts count = {0};
+            te_graph *graph = NULL;
+            te_module_visit(d.m, dec_set_alone, &alone);
+            te_kv_cache_truncate(d.cache, 0);
+            for (int i = 0; i < 4; i++) {
+                if (i == 2) te_set_trace(te, dec_count, &count);
+                if (i == 3) te_graph_begin(te);
+                te_autocast_begin(te, &cast);
+                dec_step(&d, i ? d.id : dec_prompt(te, batch));
+                te_autocast_end(te);
+                te_set_trace(te, NULL, NULL);
+                if (i == 3) graph = te_graph_end(te), te_graph_launch(graph);
+                REQUIRE_OK(te);
+                if (i) logits[run][i - 1] = test_read(d.logits);
+            }
+            te_graph_destroy(graph);
+            CHECK_EQ_INT(count.rope, run ? 6 : 3);
+            CHECK_EQ_INT(count.copies, run ? 3 : 0);
+            CHECK_EQ_INT(count.joint, run ? 0 : 3 * 4);
+            CHECK_EQ_INT(count.gemm, run ? 3 * 7 + 1 : 1);
+            CHECK_EQ_INT(count.add, run ? 3 * 2 : 0);
+            CHECK_EQ_INT(count.act, run ? 3 : 0);
+        }
+        for (int i = 0; i < 3; i++)
+            CHECK_BYTES("logits", logits[0][i], logits[1][i], (size_t)batch * DEC_V * sizeof(float));
+        te_no_grad_end(te);
+        CHECK_OK(te);
+        dec_close(&d);
+    }
+}

@@ -119,6 +119,7 @@ TE_DEV void te_finish(const te__attn_kargs &a, const te_of::sequence &seq, int b
 extern "C" __global__ void __launch_bounds__(THREADS)
     te_attn_decode(const __grid_constant__ te__attn_decode_kargs args) {
     te_follow();
+    te_lead();
     extern __shared__ uint4 te_shared[];
     __shared__ te_part of_warps[WARPS * 16];
     __shared__ bool last;

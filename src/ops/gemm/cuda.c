@@ -522,10 +522,12 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
 /* Fills in how gemv_k quantizes A. */
 static void te__gemv_fill_high(te__gemv_kargs *v, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->high;
+    int i;
     v->g.a = te__data(a->a);
     v->g.a_dt = a->a->dtype;
     v->g.lda = a->k;
     v->g.scale_a = v->g.block_a = NULL;
+    for (i = 0; i < TE__COUNT(v->more); i++) v->more[i].scale_a = v->more[i].block_a = NULL;
     v->scale = te__f32_data(a->quantize_scale);
     v->amax = te__f32_data(a->quantize_amax);
     v->epsilon = a->quantize_epsilon;
@@ -535,9 +537,45 @@ static void te__gemv_fill_high(te__gemv_kargs *v, const te__gemm_problem *q) {
     v->vector_x = te__rows_aligned(a->a, a->k, 16);
 }
 
-/* Plans gemv_k or gemv_mn. In gemv_mn, a lane has four lines of the long operand and a block has sixteen warps, if all
- * blocks can be resident at once. Otherwise a lane has eight lines and a block eight warps. */
-static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
+/* Products of gemv_k that share A, and the step after them (te_op_joint_gemm). */
+typedef struct te__gemm_joint {
+    const te__gemm_problem *q; /* [count] */
+    int count;
+    te_activation activation;
+    const te_tensor *residual; /* or NULL */
+    te_tensor *y;              /* NULL: there is no step after the products */
+} te__gemm_joint;
+enum { TE__JOINT_PRODUCTS = 1, TE__JOINT_GATED = 2, TE__JOINT_SUM = 3 }; /* gemv_k's option JOINT */
+
+/* Returns the number of warps of a block of gemv_k, on which the bits of a product depend. */
+static int te__gemv_warps(const te__plan *p, const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
+    return te__div_up(te__max(a->m, a->n), 16) <= 4 * te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block &&
+                   a->scaling_a < TE_SCALING_MXFP8 && te__min(a->m, a->n) <= 8
+               ? 16
+               : 8;
+}
+/* Adds the other products, and the step after them, to the launch of the first product. Returns its blocks, each for
+ * one tile, or for a tile of both products. */
+static int64_t te__gemv_fill_joint(te__launch *l, te__gemv_kargs *v, const te__gemm_joint *j) {
+    int64_t blocks = te__div_up(j->q[0].args->n, 16);
+    int i;
+    te__launch_option(l, "JOINT", j->activation ? TE__JOINT_GATED : j->residual ? TE__JOINT_SUM : TE__JOINT_PRODUCTS);
+    if (j->activation) te__launch_option(l, "ACT", j->activation);
+    v->parts = j->count;
+    v->residual = te__data(j->residual);
+    v->y = te__data(j->y);
+    for (i = 1; i < j->count; i++) {
+        te__gemm_fill(&v->more[i - 1], &j->q[i]);
+        if (!j->activation) blocks += te__div_up(j->q[i].args->n, 16);
+    }
+    return blocks;
+}
+
+/* Plans gemv_k or gemv_mn; gemv_k for `q` alone, or with the products of `joint`, of which it is the first. In gemv_mn,
+ * a lane has four lines of the long operand and a block has sixteen warps, if all blocks can be resident at once.
+ * Otherwise a lane has eight lines and a block eight warps. */
+static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q, const te__gemm_joint *joint) {
     const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* the least number of values of k in a split: 64 for each of sixteen warps */
     const te__gemm_side *x = te__gemv_x(q), *y = x == &q->a ? &q->b : &q->a;
@@ -551,8 +589,8 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     int64_t shared = 0, resident;
     c.splits = 1;
     if (x->k_major) {
-        blocks = te__div_up(lines, 16);
-        warps = blocks <= 4 * sms && aligned && !q->block && !scales && few <= 8 ? 16 : 8;
+        blocks = joint ? te__gemv_fill_joint(l, v, joint) : te__div_up(lines, 16);
+        warps = te__gemv_warps(p, q);
         if (scales == 1 && few <= 4) te__launch_option(l, "FOURS", 1);
         else te__launch_option(l, "EIGHTS", (int)te__div_up(few, 8));
         te__launch_option(l, "SCALES", scales);
@@ -647,7 +685,7 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
         args.n = ends ? piece : (a->n - col) / piece * piece;
         d.ndim = 2, d.shape[0] = args.m, d.shape[1] = args.n, d.stride[0] = ends ? ld : phases * ld, d.stride[1] = 1;
         d.offset += (row * ld + col) * size;
-        if ((ends ? te__gemm_plan_gemv(p, &one) : te__gemm_plan_hopper(p, &one)) != TE_OK) break;
+        if ((ends ? te__gemm_plan_gemv(p, &one, NULL) : te__gemm_plan_hopper(p, &one)) != TE_OK) break;
     }
     p->native = true; /* the columns at the ends are not */
     te__plan_why(p, TE__GEMM_WHY_SUMS(q, te__is_fp8(q->a.dtype) && a->split_accumulator,
@@ -701,10 +739,10 @@ static te__gemm_problem te__gemm_problem_of(const te_op_gemm_args *a) {
 static te_result te__gemm_plan_codes(te__plan *p, const te_op_gemm_args *a) {
     te__gemm_problem q = te__gemm_problem_of(a);
     if (a->k == 0 || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
-    if (!p->baseline && te__gemm_is_gemv(p, &q, false)) return te__gemm_plan_gemv(p, &q);
+    if (!p->baseline && te__gemm_is_gemv(p, &q, false)) return te__gemm_plan_gemv(p, &q, NULL);
     if (a->scaling_a >= TE_SCALING_MXFP8 && !te__gemm_plan_prepare(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    if (te__gemm_is_gemv(p, &q, true)) return te__gemm_plan_gemv(p, &q);
+    if (te__gemm_is_gemv(p, &q, true)) return te__gemm_plan_gemv(p, &q, NULL);
     if (!te__gemm_fits_hopper(p, &q) || (q.a.dtype == TE_F32 && !te__gemm_pays_turning(&q)))
         return te__gemm_plan_mma(p, &q);
     if (q.a.dtype == TE_F32 && !te__gemm_plan_turns(p, &q)) return p->result;
@@ -727,7 +765,7 @@ static te_result te__gemm_plan_quantized(te__plan *p, const te_op_gemm_args *a) 
     if (!p->baseline && a->k > 0 && a->m <= a->n && a->m * a->k <= TE__GEMM_QUANTIZE_NUMBERS &&
         te__gemm_is_gemv(p, &q, false) && te__gemv_shares(&q)) {
         q.high = a;
-        return te__gemm_plan_gemv(p, &q);
+        return te__gemm_plan_gemv(p, &q, NULL);
     }
     for (i = 0; i < 3; i++) {
         c.memory[i].data = te__plan_workspace(p, te__max(c.bytes[i], 1));
@@ -735,6 +773,36 @@ static te_result te__gemm_plan_quantized(te__plan *p, const te_op_gemm_args *a) 
     }
     TE__GEMM_QUANTIZE(result, te__cuda_plan_, p, a, &c);
     return result == TE_OK ? te__gemm_plan_codes(p, &c.product) : result;
+}
+
+/* Plans products that share A, and the step after them, as one launch of gemv_k. Returns false, and has planned
+ * nothing, if one of them is no product of gemv_k that reads A in high precision. */
+static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, int count, te_activation activation,
+                                const te_tensor *residual, te_tensor *y) {
+    enum { MOST = 1 + TE__COUNT(((te__gemv_kargs *)0)->more) };
+    te__gemm_codes codes[MOST];
+    te__gemm_problem q[MOST];
+    te__gemm_joint joint = TE_ZERO;
+    const int64_t turn = !a->quantize_a ? 64 : a->quantize_a == TE_F4E2M1 ? 256 : 128; /* gemv_k's TURN */
+    int i;
+    if (count > MOST || a->m == 0 || a->k == 0 || p->baseline) return false;
+    for (i = 0; i < count; i++) {
+        if (a->quantize_a) te__gemm_codes_init(&codes[i], p->te, &a[i]);
+        q[i] = te__gemm_problem_of(a->quantize_a ? &codes[i].product : &a[i]);
+        if (a->quantize_a) q[i].high = &a[i];
+        if (a[i].n < a[i].m || te__gemm_is_exact(p, &q[i]) || !te__gemm_is_gemv(p, &q[i], false) ||
+            !te__gemm_is_aligned(&q[i]) || te__gemv_warps(p, &q[i]) != te__gemv_warps(p, &q[0]) ||
+            (a[i].amax_b && te__numel(a[i].amax_b) > 1) || a->k % turn != 0 || !te__rows_aligned(a->a, a->k, 16) ||
+            (a->quantize_a && (a->m * a->k > TE__GEMM_QUANTIZE_NUMBERS || !te__gemv_shares(&q[i]))))
+            return false;
+    }
+    joint.q = q;
+    joint.count = count;
+    joint.activation = activation;
+    joint.residual = residual;
+    joint.y = y;
+    te__gemm_plan_gemv(p, &q[0], &joint);
+    return true;
 }
 
 static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {

@@ -12,6 +12,7 @@
 #endif
 
 #define PART (SCALES == 2 ? 16 : 8) // values that a thread quantizes at a time
+#define AT_ONCE (JOINT ? 4 : PART / 8) // loads of eight values that a thread waits for at once
 
 struct te_gemv_shared {
     te_u32 base, of_scales, zeros; // addresses in shared memory; zeros: with FOURS, lanes read them in place of Y
@@ -53,17 +54,25 @@ struct te_gemv_shared {
     // Returns eight values of a line of A, of which those beyond k are 0.
     TE_DEV te_raw<TE_ANY> ask(const te__gemv_kargs &a, int line, int at) const {
         te_i64 from = line * a.g.lda + at;
-        if (a.vector_x && at + 8 <= k) return te_raw_ask<8>(a.g.a, from, HIGH);
+        if (JOINT || (a.vector_x && at + 8 <= k)) return te_raw_ask<8>(a.g.a, from, HIGH);
         return te_raw_ask_part<8>(a.g.a, from, HIGH, k - at);
     }
     // Returns the largest |x| of A, NaN ignored.
     TE_DEV float amax(const te__gemv_kargs &a) const {
         float most = 0.0f;
         const int each = (int)te_div_up(k, 8);
-        for (int i = threadIdx.x; i < few * each; i += 32 * WARPS) {
-            te_raw<TE_ANY> raw = ask(a, i / each, i % each * 8);
+#pragma unroll 1
+        for (int from = threadIdx.x; from < few * each; from += AT_ONCE * 32 * WARPS) {
+            te_raw<TE_ANY> raw[AT_ONCE] = {};
 #pragma unroll
-            for (int j = 0; j < 8; j++) most = fmaxf(most, fabsf(te_raw_value(raw, j, HIGH)));
+            for (int l = 0; l < AT_ONCE; l++) {
+                const int i = from + l * 32 * WARPS;
+                if (i < few * each) raw[l] = ask(a, i / each, i % each * 8);
+            }
+#pragma unroll
+            for (int l = 0; l < AT_ONCE; l++)
+#pragma unroll
+                for (int j = 0; j < 8; j++) most = fmaxf(most, fabsf(te_raw_value(raw[l], j, HIGH)));
         }
         return te_block_max(most, scratch);
     }
@@ -85,22 +94,31 @@ struct te_gemv_shared {
         if (a.scale) scale = *a.scale;
         factor = __frcp_rn(scale) * a.g.factor_a;
 #endif
+        te_raw<TE_ANY> raw[AT_ONCE]; // the next values of the thread
 #pragma unroll 1
-        for (int from = 0; from < few * each; from += 32 * WARPS) { // all lanes run, for the shuffles
+        for (int n = 0, from = 0; from < few * each; n++, from += 32 * WARPS) { // all lanes run, for the shuffles
             const int i = from + threadIdx.x, line = i / each, part = i - line * each;
             const bool there = i < few * each;
+            if (n % (AT_ONCE * 8 / PART) == 0) {
+#pragma unroll
+                for (int l = 0; l < AT_ONCE; l++) {
+                    const int later = i + l / (PART / 8) * 32 * WARPS;
+                    raw[l] = {};
+                    if (later < few * each) raw[l] = ask(a, later / each, later % each * PART + l % (PART / 8) * 8);
+                }
+            }
             te_u32 out[4];
 #if SCALES == 2
             float v[16];
             te_u8 code;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                te_raw<TE_ANY> raw = {};
-                if (there) raw = ask(a, line, part * 16 + 8 * h);
 #pragma unroll
-                for (int j = 0; j < 8; j++) v[8 * h + j] = te_raw_value(raw, j, HIGH);
+                for (int j = 0; j < 8; j++) v[8 * h + j] = te_raw_value(raw[h], j, HIGH);
             }
             const te_nvfp4_rounding how = {false, false, 0, 0, 0, nullptr};
+#pragma unroll
+            for (int l = 0; l + 2 < AT_ONCE; l++) raw[l] = raw[l + 2];
             uint2 u = te_nvfp4_block(how, v, te_nvfp4_amax(v), tensor, nullptr, false, 0, 0, &code);
             te_u32 of = te_fp8x2_to_f16(code, 0, TE_F8E4M3);
             if (!there) continue;
@@ -109,12 +127,12 @@ struct te_gemv_shared {
             te_decode_fp4x8(u.y, __byte_perm(of, 0, 0x1010), out);
             put(line, 2 * part + 1, out);
 #else
-            te_raw<TE_ANY> raw = {};
-            if (there) raw = ask(a, line, part * 8);
             float v[8], most = 0.0f;
             te_u32 code[2] = {0, 0};
 #pragma unroll
-            for (int j = 0; j < 8; j++) v[j] = te_raw_value(raw, j, HIGH), most = fmaxf(most, fabsf(v[j]));
+            for (int j = 0; j < 8; j++) v[j] = te_raw_value(raw[0], j, HIGH), most = fmaxf(most, fabsf(v[j]));
+#pragma unroll
+            for (int l = 0; l + 1 < AT_ONCE; l++) raw[l] = raw[l + 1];
 #if SCALES == 1 || BLOCK
 #pragma unroll
             for (int d = 1; d < (BLOCK ? 16 : 4); d *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));

@@ -65,6 +65,10 @@ typedef struct te__gemv_kargs {
     float code_max; /* NVFP4: the largest block scale, 448 or 256; blocks of FP8: the limit of te__block_scale */
     int power_of_two;
     int vector_x; /* whether rows of A start at multiples of 16 bytes */
+    int parts;    /* JOINT: number of products; those behind `g` are in `more` */
+    const void *residual; /* JOINT: [m, n], or NULL */
+    void *y;              /* JOINT: [m, n] of D's format: the result of the step after the products, or NULL */
+    te__gemm_kargs more[2]; /* the same A; other B, D, bias, n */
 } te__gemv_kargs;
 /* The bytes of shared memory for `few` lines of k values, without the sums of two tiles of 16 lines. Each line has
  * `turns` turns of `turn` f16, and 64 bytes, so that lines start in different banks. Behind the lines are four f32

@@ -1,0 +1,37 @@
+/* nn/joint.c: Linears whose products wait for each other, and for what is added to them, in a module that runs them.
+ * This file must not depend on what such a module computes. */
+
+/* Returns true if m is a Linear that computes its class's forward, so that nobody reads its output while it runs. */
+static bool te__is_plain_linear(const te_module *m) {
+    return m && m->cls == &te__linear_class && !m->own_forward && !te__runs_graphs(m) &&
+           !((const te__linear_module *)m->state)->desc.gemm.return_bias;
+}
+
+/* Takes over the tensor that the module's output is to be added to, or returns NULL if there is none. */
+static te_tensor *te__take_residual(te_ctx *te) {
+    te_tensor *x = te__functions_of(te)->residual;
+    te__functions_of(te)->residual = NULL;
+    return x;
+}
+/* Returns residual + the output of the child `name`, which is one operation if the child's product can wait. `residual`
+ * may be NULL: then returns the output. */
+static te_tensor *te__run_child_added(te_module *m, const char *name, te_forward_args *args, te_tensor *residual) {
+    te_op_joint_gemm_args step = TE_ZERO;
+    te__joint joint;
+    te_tensor *y;
+    te_result result;
+    if (!residual || !te__is_plain_linear(te_module_find(m, name))) {
+        y = te__run_child(m, name, args);
+        return y && residual ? te_add(residual, y) : y;
+    }
+    te__joint_open(m->te, &joint);
+    y = te__run_child(m, name, args);
+    if (te__joint_has(&joint, 0, y) && te__is_contiguous(y) && te__is_contiguous(residual) &&
+        te__same_shape(y, residual) && y->dtype == residual->dtype) {
+        step.residual = residual;
+        step.y = te__empty_like(y, y->dtype);
+        if (!step.y) y = NULL;
+    }
+    result = te__joint_run(m->te, &joint, y ? TE_OK : TE_ERR_STATE, step.y ? &step : NULL);
+    return result != TE_OK ? NULL : step.y ? step.y : te_add(residual, y);
+}

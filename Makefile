@@ -29,6 +29,7 @@ WHOLE     = -Wno-misleading-indentation
 # tests use that copy, and the implementation is compiled once.
 ONE      ?=
 TESTS         := $(filter-out tests/build/% $(SKIPPED_TESTS),$(wildcard tests/*/test_*.c))
+STAND_INS     := $(if $(filter %test_nccl.c,$(TESTS)),$(BUILD)/nccl_stand_in.so $(BUILD)/nccl_of_gpus.so)
 PRIVATE_TESTS := $(if $(TESTS),$(shell grep -l '^\#define TE_IMPLEMENTATION' $(TESTS)))
 PUBLIC_TESTS  := $(filter-out $(PRIVATE_TESTS),$(TESTS)) tests/te_test.c
 PUBLIC_OBJECTS := $(PUBLIC_TESTS:tests/%.c=$(BUILD)/tests/%.o)
@@ -111,8 +112,17 @@ $(BUILD)/tests/private.c: FORCE
 $(BUILD)/tests/private.o: $(BUILD)/tests/private.c $(BUILD)/te_sources.inc
 	$(COMPILE_TEST) -c $< -o $@
 
-$(BUILD)/te_test: $(if $(ONE),,$(BUILD)/te.o) $(BUILD)/tests/private.o $(PUBLIC_OBJECTS)
-	$(LINK) $^ -o $@ $(LDLIBS)
+$(BUILD)/te_test: $(if $(ONE),,$(BUILD)/te.o) $(BUILD)/tests/private.o $(PUBLIC_OBJECTS) $(STAND_INS)
+	$(LINK) $(filter %.o,$^) -o $@ $(LDLIBS)
+
+# Libraries that tests of processes open in the place of NCCL, beside the program; the second one says, as NCCL does, that it takes no host memory.
+STAND_IN = $(Q)$(CC) -std=c11 $(TEST_CFLAGS) $(SANITIZE) $(WARN) -Wno-unused-function -MMD -MP -Isrc -pthread -shared -fPIC
+$(BUILD)/nccl_stand_in.so: tests/dist/nccl_stand_in.c
+	@mkdir -p $(@D)
+	$(STAND_IN) $< -o $@
+$(BUILD)/nccl_of_gpus.so: tests/dist/nccl_stand_in.c
+	@mkdir -p $(@D)
+	$(STAND_IN) -DSTAND_IN_OF_GPUS $< -o $@
 
 # The packed te.h, compiled as most users would: the compiler's own dialect, which may fuse multiplications into additions.
 $(BUILD)/packed/te.o: te.h
@@ -263,7 +273,7 @@ x86:
 	@CUDA_VISIBLE_DEVICES= tests/run.sh "build/x86/te_test $(ARGS)"
 
 # Its tests of what Windows has not, by file: processes that fork and are killed, libraries made by the machine's C compiler, links, pipes.
-NOT_ON_WINDOWS = tests/cuda/test_jit.c tests/faults/test_machine.c tests/faults/test_train_gpt.c tests/core/test_fork.c tests/sys/test_writers.c
+NOT_ON_WINDOWS = tests/dist/test_nccl.c tests/dist/test_nccl_paper.c tests/dist/test_store.c tests/cuda/test_jit.c tests/faults/test_machine.c tests/faults/test_train_gpt.c tests/core/test_fork.c tests/sys/test_writers.c
 WINE ?= $(or $(shell command -v wine64 || command -v wine || ls /usr/lib/wine/wine64 2>/dev/null),wine)
 windows:
 	+@$(MAKE) --no-print-directory ONE=1 BUILD=build/windows CC=x86_64-w64-mingw32-gcc HOST_CC='$(HOST_CC)' SKIPPED_TESTS='$(NOT_ON_WINDOWS)' CFLAGS='-O1 -g0' LDLIBS='-static -pthread' \

@@ -98,6 +98,9 @@
 #include "base/sequences.h"
 #include "base/outside.h"
 #include "base/hash.c"
+#ifndef TE_NO_DIST
+#include "base/sha256.c"
+#endif
 #if !defined(TE_NO_CUDA) && !defined(TE_NO_PTX)
 #include "base/lz.c"
 #endif
@@ -109,6 +112,9 @@
 #include "sys/floats.c"
 #include "sys/file.c"
 #include "sys/libs.c"
+#ifndef TE_NO_DIST
+#include "sys/net.c"
+#endif
 
 /* core: context, memory, tensors, plans, tape */
 #include "core/state.h"
@@ -308,9 +314,17 @@
 
 /* dist: groups of ranks */
 #ifndef TE_NO_DIST
+#include "dist/launcher.c"
+#include "dist/wire.c"
+#include "dist/server.c"
+#include "dist/store.c"
 #include "dist/group.c"
 #include "dist/hub.c"
 #include "dist/threads.c"
+#include "dist/libnccl.c"
+#include "dist/nccl.c"
+#include "dist/processes.c"
+#include "dist/layout.c"
 #else
 #include "dist/none.c"
 #endif

@@ -53,7 +53,8 @@ typedef enum te_result {
                            * message says which are possible */
     TE_ERR_OUT_OF_MEMORY, /* host or device memory ran out; nothing was changed and the context stays usable */
     TE_ERR_DEVICE,        /* a call of the CUDA driver failed; the message has the driver's text */
-    TE_ERR_LIBRARY,       /* libcuda or libnvrtc is missing or too old; the message lists the paths that were tried */
+    TE_ERR_LIBRARY,       /* libcuda, libnvrtc or libnccl is missing or too old; the message lists the paths that were
+                           * tried */
     TE_ERR_COMPILE,       /* NVRTC refused a kernel; the message has NVRTC's log */
     TE_ERR_IO,            /* a file could not be read or written */
     TE_ERR_FORMAT,        /* a file's content is damaged or of another format */
@@ -82,6 +83,6 @@ typedef struct te_module te_module;       /* a node in a model's tree of modules
 typedef struct te_optimizer te_optimizer; /* an optimizer and its states; made by te_fused_adam_create and others */
 typedef struct te_quantizer te_quantizer; /* says how tensors are quantized; made by te_quantizer_create */
 typedef struct te_group te_group;         /* this rank's membership in a group of ranks that compute together; made by
-                                           * te_group_create, te_thread_group_create */
+                                           * te_nccl_group_create, te_thread_group_create, te_group_create */
 typedef struct te_kv_cache te_kv_cache;   /* keys and values of earlier positions; made by te_kv_cache_create */
 typedef struct te_graph te_graph;         /* a captured sequence of calls; made by te_graph_end */

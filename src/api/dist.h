@@ -1,15 +1,18 @@
 /* api/dist.h: groups of ranks that compute together.
  *
- * A group is a small interface of collectives. te.h implements it for threads of one process (te_thread_group_create);
- * a user may bring a custom group (te_group_create). Every rank must call the same collectives in the same order.
- * Tensors must be contiguous and belong to the rank's own context.
+ * A group is a small interface of collectives. te.h implements it for processes, over NCCL (te_nccl_group_create), and
+ * for threads of one process (te_thread_group_create); a user may bring a custom group (te_group_create). Every rank
+ * must call the same collectives in the same order. Tensors must be contiguous and belong to the rank's own context.
  *
- * Order. A collective runs in the order of the context's stream like any operation. A custom group may queue it on the
- * stream (te_ctx_cu_stream) and return before it has run. The group of threads returns when the collective has run.
+ * Order. A collective runs in the order of the context's stream like any operation. A group of processes, and a custom
+ * group, may queue it on the stream (te_ctx_cu_stream) and return before it has run. The group of threads returns when
+ * the collective has run.
  *
  * Bits. The group of threads adds the ranks' numbers in rank order (rank 0 + rank 1 + ...) in f32 and rounds once: all
- * ranks get the same bits, on CPU and GPU. A custom group need only give the same bits again for the same sizes on the
- * same machine. A maximum, and a collective that only moves bytes, is exact in every group.
+ * ranks get the same bits, on CPU and GPU. A group of processes sums in f32 and rounds once as well, in the order of
+ * NCCL's choice, which is the same for the same sizes on the same machines; over two ranks there is one order. A custom
+ * group need only give the same bits again for the same sizes on the same machine. A maximum, and a collective that
+ * only moves bytes, is exact in every group.
  *
  * Captures. A collective over more than one rank gives TE_ERR_STATE in a capture. With te_group_desc.captures it
  * becomes part of the graph instead, and the graph holds the memory of its tensors. All ranks must launch their graphs
@@ -24,9 +27,10 @@
  *   - never in a capture
  *
  * Errors. If a rank's own arguments are wrong, its call fails before it reaches a custom group. The other ranks may
- * then wait for it. In the group of threads, a collective that fails on one rank fails on all ranks. If a rank does not
- * call the collective at all, because it failed earlier, the other ranks wait until te_group_abort. A NULL tensor gives
- * TE_ERR_STATE. Between te_warmup_begin and te_warmup_end collectives check their arguments but do not run. */
+ * then wait for it. In the group of threads, a collective that fails on one rank fails on all ranks. A group of
+ * processes ends for good when a call fails on one rank: the others get its error. If a rank of a group of threads does
+ * not call the collective at all, because it failed earlier, the other ranks wait until te_group_abort. A NULL tensor
+ * gives TE_ERR_STATE. Between te_warmup_begin and te_warmup_end collectives check their arguments but do not run. */
 
 /* The operation by which te_all_reduce combines the elements of the ranks. */
 typedef enum te_reduce_op {
@@ -104,6 +108,106 @@ TE_API void te_thread_hub_destroy(te_thread_hub *hub);
  * after all ranks have left. */
 TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank);
 
+/* ---- processes ---- */
+
+/* Describes how processes meet. Zero everywhere takes all from the launcher. */
+typedef struct te_nccl_group_desc {
+    int size, rank; /* the number of ranks, and this one, from 0. size 0 => both are the launcher's */
+    const char *address; /* rank 0's host: a name or an address. NULL => see below; with `size`, this machine */
+    int port;            /* on which rank 0 listens. 0 => see below */
+    const char *file;    /* the rendezvous file. NULL => TE_DIST_FILE, if that is set */
+    const char *secret;  /* NULL => TE_DIST_SECRET or TE_DIST_SECRET_FILE, if one is set */
+    double timeout_seconds; /* how long ranks wait for each other: here, and in each collective. 0 => 600 */
+    const char *name; /* name in messages; copied; NULL => "nccl" */
+} te_nccl_group_desc;
+
+/* Joins the processes that a launcher has started and returns the group of them all, over NCCL. The call returns when
+ * all ranks have made it. The caller owns the group, and calls te_group_destroy before te_ctx_destroy. Each rank needs
+ * a context on a GPU, with the GPU's primary CUcontext (the default): te_ctx_desc.device is usually "cuda:N" with the
+ * rank among those of the host, in LOCAL_RANK, SLURM_LOCALID, OMPI_COMM_WORLD_LOCAL_RANK or MPI_LOCALRANKID. Without a
+ * launcher there is one rank, which needs no NCCL and works on the CPU as well.
+ *
+ * Rank and number of ranks come from RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI),
+ * PMI_RANK and PMI_SIZE (MPICH) or SLURM_PROCID and SLURM_NTASKS (Slurm), the first of them that are set. Values that
+ * contradict each other are an error, except that Slurm may have started the agents of one of the others.
+ *
+ * Rank 0 listens on a port and the others connect to it, once to join, and as long as the group exists to hear of each
+ * other:
+ *   host    MASTER_ADDR; else this machine if all ranks are on it; else the first host of SLURM_STEP_NODELIST,
+ *           SLURM_JOB_NODELIST, or SLURM_LAUNCH_NODE_IPADDR
+ *   port    TE_DIST_PORT; else MASTER_PORT + 1, because torchrun listens on MASTER_PORT itself; else one of 20000 to
+ *           29999 by the name of the job
+ *   file    TE_DIST_FILE names a file that does not exist yet, on a disk that all ranks see: rank 0 writes host, port
+ *           and a secret of its own into it, of mode 0600, and removes it when all ranks have come
+ *   secret  16 bytes or more that all ranks know: TE_DIST_SECRET, or the content of TE_DIST_SECRET_FILE, which must be
+ *           the user's own and of mode 0600. Both ends of a connection prove that they know it (HMAC-SHA256 of numbers
+ *           that the other end has chosen); it never travels. Later messages are neither signed nor encrypted. Without
+ *           a secret or a file, rank 0 listens on 127.0.0.1 alone
+ *
+ * NCCL 2.18 or newer is opened when the call needs it: from TE_NCCL_PATH, else the system's folders, CUDA toolkits, and
+ * Python packages (nvidia-nccl-cu13). Several ranks on one GPU need NCCL 2.32 and NCCL_MULTI_RANK_GPU_ENABLE=1.
+ *
+ * Collectives are queued on the context's stream, in te_graph captures too. te_send may wait for its te_recv. Sums of
+ * f16 and bf16 over more than two ranks are exchanged in f32, which takes twice the traffic. TE_DEBUG_SYNC=1 on all
+ * ranks compares each collective's name, format and shape before it is queued.
+ *
+ * When a rank dies, or its context is destroyed, all groups of the job end on the other ranks: kernels of NCCL are
+ * stopped, and the next call or wait (te_synchronize, reading a tensor) gives TE_ERR_STATE with the rank, its process
+ * and host. When a collective takes longer than `timeout_seconds`, with what is queued before it, it ends likewise, and
+ * the error names the ranks that have not called it and their last calls. Numbers that were computed in between are not
+ * valid. te_group_destroy on rank 0 waits until the other ranks have destroyed their groups, too, since they hear of
+ * each other through it. Graphs that have collectives of the group cannot be launched after it.
+ *
+ * TE_ERR_INVALID: variables or ranks that contradict each other; no host; a host that is not this machine, without a
+ * secret. TE_ERR_LIBRARY: no NCCL, or an old one; the message lists what was tried. TE_ERR_UNSUPPORTED: a context on
+ * the CPU; Windows. TE_ERR_STATE: ranks that did not come in time, of another secret, number of ranks or version of
+ * te.h; a port in use. */
+TE_API te_group *te_nccl_group_create(te_ctx *te, const te_nccl_group_desc *desc);
+
+/* Splits a group of threads or processes: ranks that give the same `color`, 0 or more, become a group of their own,
+ * numbered in the order of `key`, and of their ranks where keys are equal. All ranks of `group` must call it, and wait
+ * for one another. The caller owns the new group, which may outlive `group`. Returns NULL without an error for a
+ * negative color, and for NULL. TE_ERR_UNSUPPORTED for a custom group. */
+TE_API te_group *te_group_split(te_group *group, int color, int key);
+
+/* ---- a job's layout ---- */
+
+/* How the ranks of a job share the work: their number is tp x cp x ep x dp. Zero-initialised. */
+typedef struct te_dist_desc {
+    int tp; /* ranks that share each layer (te_parallel_options.tp_group). 0 => 1 */
+    int cp; /* ranks that share each sequence (te_parallel_options.cp_group). 0 => 1 */
+    int ep; /* ranks that share the experts (ep_group of a mixture), and have batches of their own. 0 => 1 */
+    int dp; /* ranks that have a whole copy of it all, and batches of their own. 0 => the ranks that are left */
+    te_nccl_group_desc processes; /* how the processes meet */
+    te_group *world; /* a group of all ranks that there is already, of processes or threads (borrowed until
+                      * te_dist_finish). NULL => te_nccl_group_create makes it, of `processes` */
+} te_dist_desc;
+
+/* The groups of a layout. A group of one rank is NULL, which all options take. Two groups of the same ranks are one.
+ * Rank number ((d * ep + e) * cp + c) * tp + t has the places t, c, e, d: ranks that share a layer are neighbours. */
+typedef struct te_dist {
+    te_group *world;   /* all ranks */
+    te_group *tensor;  /* the tp ranks that share layers with this one */
+    te_group *context; /* the cp ranks that share sequences with it */
+    te_group *expert;  /* the ep ranks that share experts with it */
+    te_group *data;    /* the cp x ep x dp ranks that have the same parameters outside of experts, whose gradients are
+                        * summed over them */
+    te_group *expert_data; /* the cp x dp ranks that have the same experts */
+    int rank, size;        /* in the world */
+    int data_rank, data_size; /* this rank reads share number data_rank of data_size = ep x dp of the data: ranks that
+                               * share layers or sequences read the same share */
+    bool owns_world;          /* te_dist_finish destroys `world` */
+} te_dist;
+
+/* Fills in `dist`: joins the processes of the job, unless desc->world has them, and splits them into the groups of the
+ * layout. All ranks must call it, with the same layout. The caller calls te_dist_finish before te_ctx_destroy. On
+ * failure nothing is left to finish.
+ * TE_ERR_INVALID if the layout makes another number of ranks than there are. TE_ERR_STATE if the ranks have different
+ * layouts; and all that te_nccl_group_create and te_group_split give. */
+TE_API te_result te_dist_init(te_ctx *te, const te_dist_desc *desc, te_dist *dist);
+/* Destroys the groups that te_dist_init has made, and clears `dist`. `dist` may be NULL or cleared. */
+TE_API void te_dist_finish(te_dist *dist);
+
 /* ---- collectives: all ranks must call them; with group NULL or of size 1, the result is the rank's own input ---- */
 
 /* Replaces x on every rank by the sum or maximum of all ranks' x. f32, f16, bf16, i32 or i64; for TE_REDUCE_MAX also u8
@@ -145,8 +249,8 @@ TE_API te_result te_send(te_group *group, const te_tensor *x, int to);
 TE_API te_result te_recv(te_group *group, te_tensor *x, int from);
 
 /* Makes the group fail for good: present and later calls of all ranks give TE_ERR_STATE with this rank's number and
- * `reason` (copied; may be NULL). A collective that all ranks have begun still completes. Later aborts are ignored. For
- * NULL, or a group of one rank, the call does nothing.
+ * `reason` (copied; may be NULL). A collective that all ranks of a group of threads have begun still completes; a group
+ * of processes stops what is queued. Later aborts are ignored. For NULL, or a group of one rank, the call does nothing.
  * Another thread (a watchdog) may call te_group_abort at any time, but no other function of the group. No error is
  * recorded, except TE_ERR_UNSUPPORTED if the group has no `abort`.
  * Afterwards destroy the group on all ranks; then ranks can join their te_thread_hub again. */

@@ -191,6 +191,9 @@
  *     TE_CACHE_READONLY  more folders of compiled kernels, separated as in PATH: searched first, never written
  *     TE_NVRTC_PATH      the NVRTC library, or the folder that holds it; nothing else is tried then
  *     TE_LIBCUDA_PATH    the driver's libcuda, or the folder that holds it; nothing else is tried then
+ *     TE_NCCL_PATH       the NCCL library, or the folder that holds it; nothing else is tried then
+ *     TE_DIST_PORT, TE_DIST_FILE, TE_DIST_SECRET, TE_DIST_SECRET_FILE
+ *                        how processes meet, beside what launchers set: te_nccl_group_create
  *     TE_KERNELS_FILE    read the kernels from this file (te_kernels.cu.inc) in place of the embedded ones
  *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the kernel that failed; ranks of a group
  *                        compare each product that they share; starts of sequences and page tables are checked before
@@ -201,8 +204,8 @@
  *
  * A number out of its range is ignored, with a warning.
  *
- * Without TE_NVRTC_PATH, libnvrtc is also searched for in the folders that CUDA_HOME, CUDA_PATH, CUDA_ROOT,
- * VIRTUAL_ENV, CONDA_PREFIX and PATH name.
+ * Without TE_NVRTC_PATH and TE_NCCL_PATH, libnvrtc and libnccl are also searched for in the folders that CUDA_HOME,
+ * CUDA_PATH, CUDA_ROOT, VIRTUAL_ENV, CONDA_PREFIX and PATH name.
  *
  *
  * Shape letters

@@ -58,6 +58,14 @@ static te_result te__tell_backward_ends(te_ctx *te, const te_module *m, te_resul
     return result;
 }
 
+/* Called when the host has waited for the device, with the result of the wait. Returns it, or an error of te->waiters.
+ * */
+static te_result te__tell_waited(te_ctx *te, te_result result) {
+    te__waiter *w;
+    for (w = te->waiters; w && result == TE_OK; w = w->next) result = w->waited(w->user);
+    return result;
+}
+
 /* ---- the report ---- */
 
 TE_PRINTF(2, 3) static void te__say(te__report_text *t, const char *format, ...) {

@@ -14,6 +14,14 @@ typedef struct te__closable {
     void *owner;
 } te__closable;
 
+/* A function that is called when the host has waited for the device, or has read from it. It reports that the results
+ * cannot be relied on, as a group of processes does that has lost a rank. */
+typedef struct te__waiter {
+    struct te__waiter *next; /* te->waiters */
+    te_result (*waited)(void *user); /* returns TE_OK, or an error that it has set */
+    void *user;
+} te__waiter;
+
 /* ---- streams ---- */
 
 /* A stream that is not the context's own (core/stream.c). */
@@ -286,6 +294,8 @@ typedef struct te__device {
     te_result (*event_record)(te_ctx *te, void *event, const te__stream *s);
     te_result (*event_wait)(te_ctx *te, void *event, bool *passed); /* sets *passed and does not wait; if `passed` is
                                                                      * NULL, the host waits for the event */
+    /* whether the event has passed, or cannot be asked. Any thread may call it; sets no error */
+    bool (*event_passed)(te_ctx *te, void *event);
     /* queues a copy between device memory and pinned host memory */
     te_result (*copy)(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host);
     void *(*pinned_alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
@@ -521,6 +531,7 @@ struct te_ctx {
     struct te__offload *offload; /* tape/offload.c; NULL before the first region */
     te__block *blocks;   /* every piece of host memory of the context */
     te__closable *closables;
+    te__waiter *waiters;
     int64_t process_id; /* the process that made the context */
     int forks;          /* the value of te__forks when the context was made */
     te_trace_fn trace; /* set by te_set_trace */

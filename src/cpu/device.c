@@ -60,7 +60,7 @@ static te_result te__cpu_download(te_ctx *te, void *dst, const void *src, size_t
     if (te__is_forked(te)) return te__refuse_fork(te);
     if (te->capture) return te__refuse_download(te);
     if (bytes) memcpy(dst, src, bytes);
-    return TE_OK;
+    return te__tell_waited(te, TE_OK);
 }
 static te_result te__cpu_clear(te_ctx *te, void *dst, size_t bytes) {
     if (te__is_forked(te)) return te__refuse_fork(te);
@@ -68,7 +68,9 @@ static te_result te__cpu_clear(te_ctx *te, void *dst, size_t bytes) {
     if (bytes) memset(dst, 0, bytes);
     return TE_OK;
 }
-static te_result te__cpu_synchronize(te_ctx *te) { return te->capture ? te__refuse_wait(te) : te__refuse_fork(te); }
+static te_result te__cpu_synchronize(te_ctx *te) {
+    return te__tell_waited(te, te->capture ? te__refuse_wait(te) : te__refuse_fork(te));
+}
 static te_result te__cpu_run(te_ctx *te, const te__op_info *op, const void *args) {
     if (te__is_forked(te)) return te__refuse_fork(te);
     /* The CPU compiles no kernels, so a warm-up does nothing. */
@@ -119,6 +121,10 @@ static te_result te__cpu_event_wait(te_ctx *te, void *event, bool *passed) {
     if (passed) *passed = true;
     return te__refuse_fork(te);
 }
+static bool te__cpu_event_passed(te_ctx *te, void *event) {
+    (void)te, (void)event;
+    return true;
+}
 static te_result te__cpu_transfer(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes,
                                   bool to_host) {
     (void)s, (void)to_host;
@@ -159,6 +165,7 @@ static const te__device te__cpu_device = {"cpu",
                                           te__cpu_handle_free,
                                           te__cpu_event_record,
                                           te__cpu_event_wait,
+                                          te__cpu_event_passed,
                                           te__cpu_transfer,
                                           te__cpu_pinned_alloc,
                                           te__cpu_pinned_release};

@@ -58,6 +58,7 @@ static const te__device te__cuda_device = {"cuda",
                                            te__cuda_event_destroy,
                                            te__cuda_event_record,
                                            te__cuda_event_wait,
+                                           te__cuda_event_passed,
                                            te__cuda_transfer,
                                            te__cuda_pinned_alloc,
                                            te__cuda_pinned_release};

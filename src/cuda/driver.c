@@ -401,10 +401,10 @@ static te_result te__cuda_take_outside(te_ctx *te) {
     return TE_OK;
 }
 /* Called after a wait for the stream. Reports the error `code` of the wait, else `result`, else the out-of-range ids
- * that kernels have found. */
+ * that kernels have found, else what te->waiters have. */
 static te_result te__cuda_waited(te_ctx *te, te_result result, te__cu_result code, const char *call) {
     if (code) return te__cu_fail(te, call, code);
-    return result == TE_OK ? te__outside_tell(te, te->cuda->outside) : result;
+    return te__tell_waited(te, result == TE_OK ? te__outside_tell(te, te->cuda->outside) : result);
 }
 
 /* Returns the address of a word of 8 bytes in the first TE__PLAN_COUNTER_BYTES of the counters. Words are numbered from

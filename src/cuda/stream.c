@@ -74,6 +74,16 @@ static te_result te__cuda_event_wait(te_ctx *te, void *event, bool *passed) {
                                passed && code == TE__CU_NOT_READY ? 0 : code);
 }
 
+/* Calls the driver alone, since other threads than the context's ask. */
+static bool te__cuda_event_passed(te_ctx *te, void *event) {
+    te__cu_handle popped;
+    te__cu_result code;
+    if (te__is_forked(te) || te__cu.CtxPushCurrent(te->cuda->context) != 0) return true;
+    code = te__cu.EventQuery(event);
+    te__cu.CtxPopCurrent(&popped);
+    return code != TE__CU_NOT_READY;
+}
+
 /* Queues a copy. The host memory is pinned, so the copy overlaps with kernels. */
 static te_result te__cuda_transfer(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes,
                                    bool to_host) {

@@ -27,6 +27,7 @@ struct te_group {
     /* Takes part in a collective with an error code instead of a tensor, so that the other ranks fail. `peer` is a
      * te_send's destination or a te_recv's source. `refuse` may be NULL. */
     void (*refuse)(void *user, te_ctx *te, te__collective kind, int peer, te_result code);
+    te_group *(*split)(te_group *group, int color, int key); /* te_group_split; NULL: the group cannot be split */
     te__closable closable;
 };
 
@@ -461,6 +462,36 @@ TE_API te_result te_group_abort(te_group *group, const char *reason) {
     if (te__is_forked(group->te)) return TE_ERR_STATE;
     if (group->is.abort) return group->is.abort(group->is.user, reason ? reason : "no reason was given");
     return te__group_has(group, "te_group_abort", "abort", false);
+}
+
+/* ---- splitting ---- */
+
+/* Lists the ranks of `color` in the order of their new numbers: by key, and by rank where keys are equal. `pairs` has
+ * color and key of each rank. Returns how many there are. */
+static inline int te__split_order(const int64_t *pairs, int size, int color, int *order) {
+    int count = 0, i, at;
+    for (i = 0; i < size; i++) {
+        if (pairs[2 * i] != color) continue;
+        for (at = count++; at > 0 && pairs[2 * order[at - 1] + 1] > pairs[2 * i + 1]; at--) order[at] = order[at - 1];
+        order[at] = i;
+    }
+    return count;
+}
+
+TE_API te_group *te_group_split(te_group *group, int color, int key) {
+    te_ctx *te = group ? group->te : NULL;
+    if (!group || te__refuse_fork(te) != TE_OK) return NULL;
+    if (te->capture) {
+        te__refuse_capture(te, "te_group_split", "split the group before te_graph_begin");
+        return NULL;
+    }
+    if (group->split) return group->split(group, color, key);
+    te__fail(
+        te, TE_ERR_UNSUPPORTED,
+        "te_group_split: group \"%s\" cannot be split; groups of threads (te_thread_group_create) and of processes "
+        "(te_nccl_group_create) can",
+        group->name);
+    return NULL;
 }
 
 /* ---- for other folders (dist/none.c has these functions if TE_NO_DIST is defined) ---- */

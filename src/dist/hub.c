@@ -1,8 +1,6 @@
 /* dist/hub.c: synchronizes the threads of a group by meetings of all ranks and by messages between two ranks. A wait
  * that would never end fails with an error. This file must not depend on tensors. */
 
-enum { TE__WHY_TEXT = 1024 };
-
 /* The contribution of one rank to a collective. The rank writes the struct before a meeting (te__hub_meet). Other ranks
  * read it until the next meeting. */
 typedef struct te__post {
@@ -63,6 +61,7 @@ struct te_thread_hub {
     char abort_text[TE__WHY_TEXT];
     int num_taken, num_left, first_left;
     bool closed;      /* true: te_thread_hub_destroy was called; the last rank to leave frees the hub */
+    bool owned;       /* made by te_group_split: the last rank to leave frees the hub */
     int arrived;      /* the number of ranks that have arrived at the current meeting */
     uint64_t meeting; /* the number of meetings so far; a change tells waiting ranks that all ranks have arrived */
     int forks;         /* the value of te__forks when the hub was created; a child of fork() has a larger one */

@@ -122,10 +122,8 @@ static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin,
     int64_t at;
     for (at = begin; at < end; at += TE__REDUCE_RUN) {
         int n = (int)te__min(end - at, TE__REDUCE_RUN);
-        if (te__is_float(post->dtype))
-            te__reduce_floats(me->hub, post->dtype, post->op, at, n, post->data);
-        else
-            te__reduce_ints(me->hub, post->dtype, post->op, at, n, post->data);
+        if (te__is_float(post->dtype)) te__reduce_floats(me->hub, post->dtype, post->op, at, n, post->data);
+        else te__reduce_ints(me->hub, post->dtype, post->op, at, n, post->data);
     }
     te__floats_end(&floats);
 }
@@ -248,8 +246,7 @@ static te_result te__threads_send(void *user, te_ctx *te, const te_tensor *x, in
         r = te__fail(te, TE_ERR_OUT_OF_MEMORY,
                      "%s: te_send: %llu bytes for a message to rank %d could not be allocated", te__no_memory_text,
                      (unsigned long long)te_tensor_bytes(x), to);
-    else
-        r = te_tensor_to_host(x, te__mail_data(m));
+    else r = te_tensor_to_host(x, te__mail_data(m));
     if (r != TE_OK) {
         free(m);
         te__threads_send_failure(me, to, r);
@@ -275,10 +272,8 @@ static te_result te__threads_recv(void *user, te_ctx *te, te_tensor *x, int from
                  from, te_dtype_name(m->dtype), m->shape, te_dtype_name(x->dtype), te__shape_text(x, mine));
         r = m->dtype != x->dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE;
     }
-    if (r != TE_OK)
-        r = te__rank_fail(me, TE__RECV, r, text);
-    else
-        r = te->device->upload(te, te__data(x), te__mail_data(m), m->bytes);
+    if (r != TE_OK) r = te__rank_fail(me, TE__RECV, r, text);
+    else r = te->device->upload(te, te__data(x), te__mail_data(m), m->bytes);
     free(m);
     return r;
 }
@@ -322,7 +317,7 @@ static void te__threads_leave(void *user) {
         hub->num_left = 0;
     }
     te__hub_find_stuck(hub);
-    last = hub->closed && hub->num_taken == 0;
+    last = (hub->closed || (hub->owned && hub->num_left == 0)) && hub->num_taken == 0;
     te__cond_broadcast(&hub->cond);
     te__mutex_unlock(&hub->mutex);
     if (last) te__hub_free(hub);
@@ -358,6 +353,68 @@ static te_result te__threads_join(te_ctx *te, te_thread_hub *hub, int rank) {
                     "te_thread_group_create: rank %d of %d has left; a hub starts anew when all its ranks have", rank,
                     hub->size);
 }
+
+/* ---- splitting ---- */
+
+/* Gathers two numbers of every rank in host memory. */
+static te_result te__threads_exchange(te_group *group, const int64_t own[2], int64_t *all) {
+    te_ctx *te = group->te;
+    int64_t n = 2;
+    te_tensor *x, *out;
+    te_result r;
+    te__frame_begin(te);
+    x = all ? te_tensor_from_host(te, TE_I64, 1, &n, own) : NULL;
+    n *= group->is.size;
+    out = x ? te_tensor_empty(te, TE_I64, 1, &n) : NULL;
+    r = out ? te_all_gather(group, x, out) : te__refuse(group, TE__ALL_GATHER, te_error_code(te));
+    if (r == TE_OK) r = te_tensor_to_host(out, all);
+    te__frame_end(te, NULL, 0);
+    return r;
+}
+
+/* The first rank of each color makes a hub and tells the others its address. All ranks then say whether they have
+ * joined: a group that lacks one is not made. */
+static te_group *te__threads_split(te_group *group, int color, int key) {
+    te_ctx *te = group->te;
+    const int size = group->is.size, rank = group->is.rank;
+    int64_t *all = (int64_t *)te__alloc(te, 2 * (size_t)size * sizeof *all), own[2];
+    int *order = (int *)te__alloc(te, (size_t)size * sizeof *order);
+    te_thread_hub *hub = NULL;
+    te_group *part = NULL;
+    te_result r;
+    int i, count = 0, at = -1;
+    own[0] = color;
+    own[1] = key;
+    r = te__threads_exchange(group, own, order ? all : NULL);
+    if (r == TE_OK && color >= 0) count = te__split_order(all, size, color, order);
+    for (i = 0; i < count; i++)
+        if (order[i] == rank) at = i;
+    if (at == 0) {
+        hub = te_thread_hub_create(count);
+        if (hub) hub->owned = true;
+    }
+    own[0] = (int64_t)(intptr_t)hub;
+    if (r == TE_OK) r = te__threads_exchange(group, own, all);
+    if (r == TE_OK && at > 0) hub = (te_thread_hub *)(intptr_t)all[2 * order[0]];
+    if (r == TE_OK && at >= 0 && !hub)
+        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_group_split: a hub of %d ranks", te__no_memory_text, count);
+    if (r == TE_OK && hub) part = te_thread_group_create(te, hub, at);
+    own[0] = at < 0 || part;
+    if (r == TE_OK) r = te__threads_exchange(group, own, all);
+    for (i = 0; i < count && r == TE_OK; i++)
+        if (!all[2 * order[i]]) r = TE_ERR_STATE;
+    if (r != TE_OK && at == 0) te_thread_hub_destroy(hub);
+    if (r != TE_OK) {
+        te_group_destroy(part);
+        part = NULL;
+        te__fail(te, r, "te_group_split: a rank of color %d could not join its group", color);
+    }
+    te__free(te, all);
+    te__free(te, order);
+    return part;
+}
+
+/* ---- the public call ---- */
 
 TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank) {
     te_group_desc desc = TE_ZERO;
@@ -402,6 +459,7 @@ TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank
     group = te_group_create(te, &desc);
     if (group && te__threads_join(te, hub, rank) == TE_OK) {
         group->refuse = te__threads_refuse;
+        group->split = te__threads_split;
         return group;
     }
     if (group) group->is.destroy = NULL; /* the rank has not joined, so it must not leave */

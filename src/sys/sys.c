@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -155,6 +156,15 @@ static inline bool te__thread_start(te__thread *t, void (*fn)(void *user), void 
 }
 static inline void te__thread_join(te__thread *t) { pthread_join(t->os, NULL); }
 #endif
+
+/* Lets another thread or process run, if one waits for the processor. */
+static inline void te__thread_yield(void) {
+#ifdef _WIN32
+    SwitchToThread();
+#else
+    sched_yield();
+#endif
+}
 
 /* ---- sequentially consistent atomics on int64_t, whose addresses must be multiples of 8 (TE__ALIGNED) ---- */
 

@@ -9,7 +9,7 @@ TE_TEST(every_creator_refuses_a_null_desc) {
                                         "te_l2normalization_create", "te_inference_params_create", "te_module_create", "te_thread_group_create",
                                         "te_float32_rms_norm_create", "te_gate_create", "te_fake_balanced_gate_create", "te_grouped_experts_create",
                                         "te_grouped_experts_deepep_create", "te_grouped_experts_te_create", "te_moe_create", "te_sdpa_create", "te_causal_lm_create", "te_grouped_linear_create",
-                                        "te_fp8_padding_create", "te_fp8_unpadding_create"};
+                                        "te_fp8_padding_create", "te_fp8_unpadding_create", "te_nccl_group_create"};
     /* Those to which NULL is a default, or that have no desc. */
     static const char *const others[] = {"te_ctx_create", "te_fused_adam_create", "te_fused_sgd_create", "te_thread_hub_create", "te_sequential_create", "te_identity_create",
                                          "te_grad_scaler_create", "te_kv_cache_create"};
@@ -41,6 +41,7 @@ TE_TEST(every_creator_refuses_a_null_desc) {
     NULL_TWICE(28, te_grouped_linear_create);
     NULL_TWICE(29, te_fp8_padding_create);
     NULL_TWICE(30, te_fp8_unpadding_create);
+    NULL_TWICE(31, te_nccl_group_create);
     CHECK(!te_initialize_linear_module(NULL, NULL) && !te_initialize_linear_module(te, NULL));
     CHECK_ERROR(te, TE_ERR_INVALID, "te_initialize_linear_module: desc is NULL");
     CHECK(!te_initialize_rms_norm_module(NULL, NULL) && !te_initialize_rms_norm_module(te, NULL));

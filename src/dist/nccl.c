@@ -1,0 +1,473 @@
+/* dist/nccl.c: the group whose ranks are processes, over NCCL. Collectives are queued on the context's stream. This
+ * file must not depend on modules and recipes.
+ *
+ * Several threads use a group. The context's own thread queues collectives. The store's watcher (dist/store.c) ends the
+ * communicator when a rank is gone, and measures how long collectives take. Any thread may abort the group. The
+ * communicator is used by the thread that holds `mutex` alone. A thread that holds it must not call functions of the
+ * store, because the watcher takes it while it holds the store's mutex. */
+
+#ifndef _WIN32
+
+enum { TE__NCCL_MARKS = 16 };
+
+typedef struct te__nccl_rank {
+    te_ctx *te;
+    const char *name; /* borrowed from the te_group */
+    te__store *store; /* NULL: the group has one rank */
+    te__member member;
+    te__waiter waiter;
+    int rank, size;
+    int *ranks; /* [size]: their numbers in the job */
+    int splits; /* te_group_split calls so far */
+    bool told;  /* the context has been told that the group has failed */
+    te__mutex mutex;
+    te__nccl_comm *comm; /* NULL: not made yet, or ended */
+    bool ended;          /* the watcher has ended `comm` */
+    /* Events after the collectives that perhaps have not passed yet: event[(first + i) % TE__NCCL_MARKS]. */
+    void *event[TE__NCCL_MARKS];
+    double queued[TE__NCCL_MARKS]; /* the times at which they were queued */
+    int first, marks, num_events;
+    double passed; /* when the last one was seen to have passed */
+} te__nccl_rank;
+
+/* A call of NCCL's. */
+typedef struct te__nccl_call {
+    te__collective kind;
+    const void *x;
+    void *out;
+    size_t count; /* elements of `dtype`; te_all_to_all: bytes of a line */
+    int dtype, op, peer;
+    const int64_t *send_counts, *recv_counts;
+} te__nccl_call;
+
+/* ---- failing ---- */
+
+static te_result te__nccl_fail(te__nccl_rank *me, te_result code, const char *who, const char *why) {
+    me->told = true;
+    return te__fail(me->te, code, "%s: group \"%s\", rank %d of %d: %s", who, me->name, me->rank, me->size, why);
+}
+
+/* The watcher calls this: the group has failed, and what it is doing must end. */
+static void te__nccl_stop(void *user) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    te__mutex_lock(&me->mutex);
+    if (me->comm) te__nccl.CommAbort(me->comm);
+    me->comm = NULL;
+    me->ended = true;
+    te__mutex_unlock(&me->mutex);
+}
+
+/* The host has waited for the device. If the group has failed since, the numbers are not those of its collectives. */
+static te_result te__nccl_waited(void *user) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    char why[TE__WHY_TEXT];
+    if (me->told || !te__member_failed(me->store, &me->member, why)) return TE_OK;
+    return te__nccl_fail(me, TE_ERR_STATE, "waiting for the device", why);
+}
+
+static te_result te__nccl_abort(void *user, const char *reason) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    char why[TE__WHY_TEXT], name[TE__WHAT_TEXT];
+    snprintf(why, sizeof why, "%s has aborted the group (te_group_abort): %.700s",
+             te__store_name(me->store, me->store->rank, name), reason);
+    te__member_abort(me->store, &me->member, why);
+    return TE_OK;
+}
+/* This rank's call has failed before it reached NCCL. The others would wait for it, so that the group ends. */
+static void te__nccl_refuse(void *user, te_ctx *te, te__collective kind, int peer, te_result code) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    char why[TE__WHY_TEXT], name[TE__WHAT_TEXT];
+    (void)code, (void)peer;
+    if (!me->store) return;
+    snprintf(why, sizeof why, "%s failed in %s: %.700s", te__store_name(me->store, me->store->rank, name),
+             te__collective_name(kind),
+             te->error_code == TE_OK ? "it was given NULL in place of a tensor" : te_error(te));
+    te__member_abort(me->store, &me->member, why);
+    me->told = true; /* by its own error */
+}
+
+/* NCCL has refused a call. If a rank is gone, the store knows it at about the same time, and says more. */
+static te_result te__nccl_failed(te__nccl_rank *me, const char *who, te__nccl_result code) {
+    const double until = te__time_now() + 1.0;
+    char why[TE__WHY_TEXT], text[TE__WHY_TEXT], name[TE__WHAT_TEXT];
+    const char *last = NULL;
+    te__mutex_lock(&me->mutex);
+    if (me->comm) last = te__nccl.GetLastError(me->comm);
+    snprintf(text, sizeof text, "NCCL: %s%s%.700s", te__nccl.GetErrorString(code), last && last[0] ? ": " : "",
+             last ? last : "");
+    te__mutex_unlock(&me->mutex);
+    while (!te__member_failed(me->store, &me->member, why) && te__time_now() < until) te__sleep(0.01);
+    if (te__member_failed(me->store, &me->member, why)) return te__nccl_fail(me, TE_ERR_STATE, who, why);
+    snprintf(why, sizeof why, "%s failed in %s: %.700s", te__store_name(me->store, me->store->rank, name), who, text);
+    te__member_abort(me->store, &me->member, why);
+    return te__nccl_fail(me, TE_ERR_DEVICE, who, text);
+}
+
+/* ---- time ---- */
+
+/* Drops the events that have passed. The caller holds the mutex. */
+static void te__nccl_pass(te__nccl_rank *me) {
+    while (me->marks > 0 && me->te->device->event_passed(me->te, me->event[me->first])) {
+        me->first = (me->first + 1) % TE__NCCL_MARKS;
+        me->marks--;
+        me->passed = te__time_now();
+    }
+}
+/* Records an event behind a collective that was queued. When all events are in use, the collective goes unmarked: the
+ * watcher then sees the one before it. */
+static void te__nccl_mark(te__nccl_rank *me) {
+    te_ctx *te = me->te;
+    if (!te_ctx_is_cuda(te) || te->capture) return;
+    te__mutex_lock(&me->mutex);
+    te__nccl_pass(me);
+    if (me->marks < TE__NCCL_MARKS) {
+        const int at = (me->first + me->marks) % TE__NCCL_MARKS;
+        if (te->device->event_record(te, me->event[at], NULL) == TE_OK) {
+            me->queued[at] = te__time_now();
+            me->marks++;
+        }
+    }
+    te__mutex_unlock(&me->mutex);
+}
+/* The watcher asks: since when has the device been in a collective? */
+static double te__nccl_waits(void *user) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    double since = -1.0;
+    te__mutex_lock(&me->mutex);
+    te__nccl_pass(me);
+    if (me->marks > 0) since = me->queued[me->first] > me->passed ? me->queued[me->first] : me->passed;
+    te__mutex_unlock(&me->mutex);
+    return since;
+}
+
+/* A graph's launches are collectives, too. */
+static te_result te__nccl_before_launch(te_graph *g, void *owner, void *data) {
+    te__nccl_rank *me = (te__nccl_rank *)owner;
+    char why[TE__WHY_TEXT];
+    (void)g, (void)data;
+    if (te__member_begin(me->store, &me->member, "te_graph_launch", true, why)) return TE_OK;
+    return te__nccl_fail(me, TE_ERR_STATE, "te_graph_launch", why);
+}
+static void te__nccl_after_launch(te_graph *g, void *owner, void *data) {
+    te__nccl_rank *me = (te__nccl_rank *)owner;
+    (void)g, (void)data;
+    te__nccl_mark(me);
+    te__member_end(me->store, &me->member);
+}
+static void te__nccl_captured(te_graph *g, void *owner, void *data) { (void)g, (void)owner, (void)data; }
+static te_result te__nccl_capture(te__nccl_rank *me) {
+    te_graph *g = me->te->capture;
+    te__graph_part *part;
+    if (!g || te__graph_find_part(g, me)) return TE_OK;
+    part = te__graph_add_part(g, me, 0);
+    if (!part) return TE_ERR_OUT_OF_MEMORY;
+    part->before = te__nccl_before_launch;
+    part->after = te__nccl_after_launch;
+    part->captured = te__nccl_captured;
+    return TE_OK;
+}
+
+/* ---- calling NCCL ---- */
+
+/* Polls a communicator until NCCL is through with the call that returned r. Returns NCCL's result. The caller holds the
+ * mutex, which is free between two looks: the watcher may end the communicator then. */
+static te__nccl_result te__nccl_settle(te__nccl_rank *me, te__nccl_comm *const *comm, te__nccl_result r) {
+    const double soon = te__time_now() + 200e-6; /* NCCL queues a kernel in less, unless it waits for other ranks */
+    while (r == TE__NCCL_IN_PROGRESS && *comm && !me->ended) {
+        te__nccl_result code = TE__NCCL_SUCCESS;
+        r = te__nccl.CommGetAsyncError(*comm, &code);
+        if (r == TE__NCCL_SUCCESS) r = code;
+        if (r != TE__NCCL_IN_PROGRESS) break;
+        te__mutex_unlock(&me->mutex);
+        if (te__time_now() < soon) te__thread_yield();
+        else te__sleep(20e-6);
+        te__mutex_lock(&me->mutex);
+    }
+    return r;
+}
+
+/* Sends and receives blocks of lines. NCCL runs them all at once. */
+static te__nccl_result te__nccl_exchange(te__nccl_rank *me, const te__nccl_call *c, void *stream) {
+    te__nccl_result r = te__nccl.GroupStart(), end;
+    const char *x = (const char *)c->x;
+    char *out = (char *)c->out;
+    int i;
+    for (i = 0; i < me->size && (r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS); i++) {
+        const size_t sends = (size_t)c->send_counts[i] * c->count, receives = (size_t)c->recv_counts[i] * c->count;
+        if (sends) r = te__nccl.Send(x, sends, TE__NCCL_U8, i, me->comm, stream);
+        if (receives && (r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS))
+            r = te__nccl.Recv(out, receives, TE__NCCL_U8, i, me->comm, stream);
+        x += sends;
+        out += receives;
+    }
+    end = te__nccl.GroupEnd();
+    return r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS ? end : r;
+}
+
+static te__nccl_result te__nccl_issue(te__nccl_rank *me, const te__nccl_call *c, void *stream) {
+    switch (c->kind) {
+    case TE__ALL_REDUCE: return te__nccl.AllReduce(c->x, c->out, c->count, c->dtype, c->op, me->comm, stream);
+    case TE__ALL_GATHER: return te__nccl.AllGather(c->x, c->out, c->count, c->dtype, me->comm, stream);
+    case TE__REDUCE_SCATTER: return te__nccl.ReduceScatter(c->x, c->out, c->count, c->dtype, c->op, me->comm, stream);
+    case TE__BROADCAST: return te__nccl.Broadcast(c->x, c->out, c->count, c->dtype, c->peer, me->comm, stream);
+    case TE__SEND: return te__nccl.Send(c->x, c->count, c->dtype, c->peer, me->comm, stream);
+    case TE__RECV: return te__nccl.Recv(c->out, c->count, c->dtype, c->peer, me->comm, stream);
+    default: return te__nccl_exchange(me, c, stream);
+    }
+}
+
+/* Queues a collective. `what` describes it, with its sizes; ranks compare it under TE_DEBUG_SYNC=1. */
+static te_result te__nccl_run(te__nccl_rank *me, const te__nccl_call *c, const char *what) {
+    te_ctx *te = me->te;
+    const char *who = te__collective_name(c->kind);
+    const bool all = c->kind != TE__SEND && c->kind != TE__RECV; /* of all ranks */
+    char why[TE__WHY_TEXT];
+    bool entered = false;
+    te__nccl_result code;
+    te_result r = te__nccl_capture(me);
+    if (r != TE_OK) {
+        te__nccl_refuse(me, te, c->kind, -1, r);
+        return r;
+    }
+    if (!te__member_begin(me->store, &me->member, what, all, why)) return te__nccl_fail(me, TE_ERR_STATE, who, why);
+    if (all && te->debug_sync && !te->capture && !te__store_gather(me->store, &me->member, what, NULL, 0, NULL, why)) {
+        te__member_end(me->store, &me->member);
+        return te__nccl_fail(me, TE_ERR_STATE, who, why);
+    }
+    r = te->device->enter ? te->device->enter(te, &entered) : TE_OK;
+    if (r == TE_OK && c->count) {
+        void *stream = te_ctx_cu_stream(te);
+        te__mutex_lock(&me->mutex);
+        code = me->ended ? TE__NCCL_IN_PROGRESS : te__nccl_settle(me, &me->comm, te__nccl_issue(me, c, stream));
+        te__mutex_unlock(&me->mutex);
+        if (code != TE__NCCL_SUCCESS) r = te__nccl_failed(me, who, code);
+    }
+    if (te->device->leave) te->device->leave(entered);
+    if (r == TE_OK && c->count) te__nccl_mark(me);
+    te__member_end(me->store, &me->member);
+    return r;
+}
+/* "te_all_reduce bf16 [4, 8]" */
+static const char *te__nccl_what(te__collective kind, const te_tensor *x, const char *more, char text[TE__WHAT_TEXT]) {
+    char shape[TE__SHAPE_TEXT];
+    snprintf(text, TE__WHAT_TEXT, "%s %s %s%s", te__collective_name(kind), te_dtype_name(x->dtype),
+             te__shape_text(x, shape), more);
+    return text;
+}
+
+/* ---- the group's functions ---- */
+
+/* Returns whether a sum needs f32 between the ranks. NCCL rounds each addition to the tensor's format; over two ranks
+ * there is one, and f32 has digits enough that its sum, rounded, is the sum rounded. */
+static bool te__nccl_widens(const te__nccl_rank *me, const te_tensor *x, te_reduce_op op) {
+    return op == TE_REDUCE_SUM && me->size > 2 && (x->dtype == TE_F16 || x->dtype == TE_BF16);
+}
+
+static te_result te__nccl_all_reduce(void *user, te_ctx *te, te_tensor *x, te_reduce_op op) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    const bool wide = te__nccl_widens(me, x, op);
+    char what[TE__WHAT_TEXT];
+    te__nccl_call c = TE_ZERO;
+    te_tensor *y = x;
+    te_result r = TE_OK;
+    te__frame_begin(te);
+    if (wide) {
+        y = te__empty_like(x, TE_F32);
+        r = y ? te_tensor_copy(y, x) : te_error_code(te);
+        if (r != TE_OK) te__nccl_refuse(me, te, TE__ALL_REDUCE, -1, r);
+    }
+    if (r == TE_OK) {
+        c.kind = TE__ALL_REDUCE;
+        c.x = c.out = te__data(y);
+        c.count = (size_t)te__numel(y);
+        c.dtype = te__nccl_dtype(y->dtype);
+        c.op = op == TE_REDUCE_MAX ? TE__NCCL_MAX : TE__NCCL_SUM;
+        r = te__nccl_run(me, &c, te__nccl_what(c.kind, x, op == TE_REDUCE_MAX ? " max" : " sum", what));
+    }
+    if (r == TE_OK && wide) r = te_tensor_copy(x, y);
+    te__frame_end(te, NULL, 0);
+    return r;
+}
+
+static te_result te__nccl_reduce_scatter(void *user, te_ctx *te, const te_tensor *x, te_tensor *out) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    const bool wide = te__nccl_widens(me, x, TE_REDUCE_SUM);
+    char what[TE__WHAT_TEXT];
+    te__nccl_call c = TE_ZERO;
+    const te_tensor *from = x;
+    te_tensor *to = out, *y;
+    te_result r = TE_OK;
+    te__frame_begin(te);
+    if (wide) {
+        from = y = te__empty_like(x, TE_F32);
+        to = y ? te__empty_like(out, TE_F32) : NULL;
+        r = to ? te_tensor_copy(y, x) : te_error_code(te);
+        if (r != TE_OK) te__nccl_refuse(me, te, TE__REDUCE_SCATTER, -1, r);
+    }
+    if (r == TE_OK) {
+        c.kind = TE__REDUCE_SCATTER;
+        c.x = te__data(from);
+        c.out = te__data(to);
+        c.count = (size_t)te__numel(out);
+        c.dtype = te__nccl_dtype(from->dtype);
+        c.op = TE__NCCL_SUM;
+        r = te__nccl_run(me, &c, te__nccl_what(c.kind, x, "", what));
+    }
+    if (r == TE_OK && wide) r = te_tensor_copy(out, to);
+    te__frame_end(te, NULL, 0);
+    return r;
+}
+
+static te_result te__nccl_all_gather(void *user, te_ctx *te, const te_tensor *x, te_tensor *out) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    char what[TE__WHAT_TEXT];
+    te__nccl_call c = TE_ZERO;
+    (void)te;
+    c.kind = TE__ALL_GATHER;
+    c.x = te__data(x);
+    c.out = te__data(out);
+    c.count = te_tensor_bytes(x);
+    c.dtype = TE__NCCL_U8;
+    return te__nccl_run(me, &c, te__nccl_what(c.kind, x, "", what));
+}
+
+static te_result te__nccl_broadcast(void *user, te_ctx *te, te_tensor *x, int root) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    char what[TE__WHAT_TEXT], more[32];
+    te__nccl_call c = TE_ZERO;
+    (void)te;
+    c.kind = TE__BROADCAST;
+    c.x = c.out = te__data(x);
+    c.count = te_tensor_bytes(x);
+    c.dtype = TE__NCCL_U8;
+    c.peer = root;
+    snprintf(more, sizeof more, " from rank %d", root);
+    return te__nccl_run(me, &c, te__nccl_what(c.kind, x, more, what));
+}
+
+/* In a capture, a barrier is a collective of one byte. Otherwise ranks meet at the store, since NCCL has no barrier
+ * that leaves the stream alone. */
+static te_result te__nccl_barrier(void *user) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    const char *who = te__collective_name(TE__BARRIER);
+    const int64_t one = 1;
+    char why[TE__WHY_TEXT];
+    te_result r;
+    if (me->te->capture) {
+        te_tensor *x;
+        te__frame_begin(me->te);
+        x = te_tensor_zeros(me->te, TE_U8, 1, &one);
+        r = x ? te__nccl_all_reduce(me, me->te, x, TE_REDUCE_MAX) : te_error_code(me->te);
+        te__frame_end(me->te, NULL, 0);
+        return r;
+    }
+    if (!te__member_begin(me->store, &me->member, who, true, why)) return te__nccl_fail(me, TE_ERR_STATE, who, why);
+    r = te__store_gather(me->store, &me->member, who, NULL, 0, NULL, why) ? TE_OK
+                                                                          : te__nccl_fail(me, TE_ERR_STATE, who, why);
+    te__member_end(me->store, &me->member);
+    return r;
+}
+
+static te_result te__nccl_all_to_all(void *user, te_ctx *te, const te_tensor *x, const int64_t *send_counts,
+                                     te_tensor *out, const int64_t *recv_counts) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    te__nccl_call c = TE_ZERO;
+    char what[TE__WHAT_TEXT];
+    (void)te;
+    c.kind = TE__ALL_TO_ALL;
+    c.x = te__data(x);
+    c.out = te__data(out);
+    c.count = (size_t)te__line_bytes(x);
+    c.send_counts = send_counts;
+    c.recv_counts = recv_counts;
+    /* numbers of lines differ between ranks: the format and the bytes of a line must not */
+    snprintf(what, sizeof what, "%s %s, lines of %llu bytes", te__collective_name(c.kind), te_dtype_name(x->dtype),
+             (unsigned long long)c.count);
+    return te__nccl_run(me, &c, what);
+}
+
+static te_result te__nccl_send(void *user, te_ctx *te, const te_tensor *x, int to) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    char what[TE__WHAT_TEXT], more[32];
+    te__nccl_call c = TE_ZERO;
+    (void)te;
+    c.kind = TE__SEND;
+    c.x = te__data(x);
+    c.count = te_tensor_bytes(x);
+    c.dtype = TE__NCCL_U8;
+    c.peer = to;
+    snprintf(more, sizeof more, " to rank %d", to);
+    return te__nccl_run(me, &c, te__nccl_what(c.kind, x, more, what));
+}
+static te_result te__nccl_recv(void *user, te_ctx *te, te_tensor *x, int from) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    char what[TE__WHAT_TEXT], more[32];
+    te__nccl_call c = TE_ZERO;
+    (void)te;
+    c.kind = TE__RECV;
+    c.out = te__data(x);
+    c.count = te_tensor_bytes(x);
+    c.dtype = TE__NCCL_U8;
+    c.peer = from;
+    snprintf(more, sizeof more, " from rank %d", from);
+    return te__nccl_run(me, &c, te__nccl_what(c.kind, x, more, what));
+}
+
+/* ---- the end ---- */
+
+/* Ends the communicator: in peace if the group has not failed. */
+static void te__nccl_comm_end(te__nccl_rank *me) {
+    te__nccl_result r;
+    bool entered = false, peace = !me->te->capture && !te__member_failed(me->store, &me->member, NULL);
+    if (me->te->device->enter && me->te->device->enter(me->te, &entered) != TE_OK) peace = false;
+    te__mutex_lock(&me->mutex);
+    if (me->comm && peace) {
+        r = te__nccl_settle(me, &me->comm, te__nccl.CommFinalize(me->comm));
+        if (me->comm && r == TE__NCCL_SUCCESS) {
+            te__nccl.CommDestroy(me->comm);
+            me->comm = NULL;
+        }
+    }
+    if (me->comm) te__nccl.CommAbort(me->comm);
+    me->comm = NULL;
+    te__mutex_unlock(&me->mutex);
+    if (me->te->device->leave) me->te->device->leave(entered);
+}
+
+/* Breaks the graphs that have collectives of the group, and frees what the device holds of them: NCCL waits for that
+ * before it ends a communicator. */
+static void te__nccl_leave_graphs(te__nccl_rank *me) {
+    te_ctx *te = me->te;
+    te_graph *g;
+    for (g = te->graphs; g; g = g->next)
+        if (te__graph_find_part(g, me)) te->device->graph_close(te, g);
+    te__graphs_forget(te, me, "a group of ranks that it uses was destroyed", "te_group_destroy of a group");
+}
+
+/* Takes the rank's parts apart, in the order opposite to that in which they were made. */
+static void te__nccl_close(te__nccl_rank *me) {
+    te_ctx *te = me->te;
+    int i;
+    if (me->store) {
+        te__waiter **at = &te->waiters;
+        char why[TE__WHY_TEXT];
+        while (*at && *at != &me->waiter) at = &(*at)->next;
+        if (*at) *at = me->waiter.next;
+        if (!te->capture && !te__member_failed(me->store, &me->member, NULL)) te->device->synchronize(te);
+        te__nccl_leave_graphs(me);
+        if (te__member_begin(me->store, &me->member, "te_group_destroy", false, why)) {
+            te__nccl_comm_end(me); /* if it takes too long, the watcher ends it */
+            te__member_end(me->store, &me->member);
+        }
+        te__store_remove(me->store, &me->member);
+        te__nccl_comm_end(me); /* a group that has failed, and that the watcher has not reached */
+        for (i = 0; i < me->num_events; i++) te->device->event_destroy(te, me->event[i]);
+        if (--me->store->refs == 0) te__store_close(me->store, me->store->timeout);
+    }
+    te__mutex_free(&me->mutex);
+    te__free(te, me->ranks);
+    te__free(te, me);
+}
+static void te__nccl_destroy(void *user) { te__nccl_close((te__nccl_rank *)user); }
+
+#endif

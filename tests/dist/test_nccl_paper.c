@@ -1,0 +1,332 @@
+/* tests/dist/test_nccl_paper.c: a group of processes on a GPU: streams, events, captures and the end of waits, over the driver of paper.h and an NCCL of
+ * paper, which moves nothing. Rank 1 is a thread that speaks to the store alone. test_nccl.c has what groups compute. */
+#define TE_STATIC
+#define TE_IMPLEMENTATION
+#include "../te_test.h"
+#include "../cuda/paper.h"
+
+/* ---- an NCCL of paper ------------------------------------------------------------------------------------------------ */
+
+static struct {
+    char order[64]; /* of its calls, and of graphs that end (x) */
+    size_t count;   /* of the last one */
+    int dtype, op;
+    int refuse;          /* what the next ncclAllReduce returns, if it is not 0 */
+    int64_t aborts;      /* atomic: the watcher aborts */
+    int64_t events_wait; /* atomic: no event passes */
+} paper_nccl;
+static pthread_t paper_main;
+
+static void paper_call(char what, size_t count, int dtype, int op, void *stream) {
+    size_t n = strlen(paper_nccl.order);
+    CHECK(fake.depth > 0);
+    CHECK(stream == own_stream);
+    if (n + 1 < sizeof paper_nccl.order) paper_nccl.order[n] = what;
+    paper_nccl.count = count;
+    paper_nccl.dtype = dtype;
+    paper_nccl.op = op;
+}
+static int paper_version(int *version) { return *version = TE__NCCL_MIN, 0; }
+static int paper_id(te__nccl_id *id) { return memset(id, 7, sizeof *id), 0; }
+static int paper_init(te__nccl_comm **comm, int size, te__nccl_id id, int rank, te__nccl_config *config) {
+    CHECK(size == 2 && rank == 0 && id.bytes[5] == 7 && config->blocking == 0);
+    *comm = (te__nccl_comm *)&paper_nccl;
+    return TE__NCCL_IN_PROGRESS;
+}
+static int paper_split(te__nccl_comm *comm, int color, int key, te__nccl_comm **part, te__nccl_config *config) {
+    (void)comm, (void)color, (void)key, (void)config;
+    *part = NULL;
+    return 4;
+}
+static int paper_end(te__nccl_comm *comm) {
+    CHECK(comm == (te__nccl_comm *)&paper_nccl);
+    strcat(paper_nccl.order, "f");
+    return 0;
+}
+static int paper_destroy(te__nccl_comm *comm) { return (void)comm, 0; }
+static int paper_abort(te__nccl_comm *comm) {
+    CHECK(comm == (te__nccl_comm *)&paper_nccl);
+    te__atomic_add(&paper_nccl.aborts, 1);
+    return 0;
+}
+static int paper_error(te__nccl_comm *comm, int *error) { return (void)comm, *error = 0, 0; }
+static const char *paper_text(int code) { return code ? "torn" : "fine"; }
+static const char *paper_last(te__nccl_comm *comm) { return (void)comm, ""; }
+static int paper_reduce(const void *x, void *out, size_t count, int dtype, int op, te__nccl_comm *comm, void *stream) {
+    (void)comm;
+    CHECK(x == out);
+    paper_call('a', count, dtype, op, stream);
+    return paper_nccl.refuse ? paper_nccl.refuse : TE__NCCL_IN_PROGRESS;
+}
+static int paper_gather(const void *x, void *out, size_t count, int dtype, te__nccl_comm *comm, void *stream) {
+    (void)x, (void)out, (void)comm;
+    paper_call('g', count, dtype, 0, stream);
+    return TE__NCCL_IN_PROGRESS;
+}
+static int paper_scatter(const void *x, void *out, size_t count, int dtype, int op, te__nccl_comm *comm, void *stream) {
+    (void)x, (void)out, (void)comm;
+    paper_call('s', count, dtype, op, stream);
+    return 0;
+}
+static int paper_broadcast(const void *x, void *out, size_t count, int dtype, int root, te__nccl_comm *comm,
+                           void *stream) {
+    (void)comm, (void)root;
+    CHECK(x == out);
+    paper_call('b', count, dtype, 0, stream);
+    return 0;
+}
+static int paper_send(const void *x, size_t count, int dtype, int to, te__nccl_comm *comm, void *stream) {
+    (void)x, (void)to, (void)comm;
+    paper_call('>', count, dtype, 0, stream);
+    return 0;
+}
+static int paper_receive(void *x, size_t count, int dtype, int from, te__nccl_comm *comm, void *stream) {
+    (void)x, (void)from, (void)comm;
+    paper_call('<', count, dtype, 0, stream);
+    return 0;
+}
+static int paper_group(void) { return 0; }
+
+/* The watcher asks for events, in a CUcontext of its own thread. */
+static int paper_push(te__cu_handle context) {
+    CHECK(context == primary);
+    return pthread_equal(pthread_self(), paper_main) ? fake_Push(context) : 0;
+}
+static int paper_pop(te__cu_handle *context) {
+    *context = primary;
+    return pthread_equal(pthread_self(), paper_main) ? fake_Pop(context) : 0;
+}
+static int paper_query(te__cu_handle event) {
+    return (void)event, te__atomic_load(&paper_nccl.events_wait) ? TE__CU_NOT_READY : 0;
+}
+static int paper_exec_destroy(te__cu_handle graph) {
+    strcat(paper_nccl.order, "x");
+    return fake_GraphDestroy(graph);
+}
+
+static void remove_nccl(void *arg) { (void)arg, memset(&te__nccl, 0, sizeof te__nccl); }
+static void install_nccl(void) {
+    te__libnccl n = TE_ZERO;
+    memset(&paper_nccl, 0, sizeof paper_nccl);
+    n.GetVersion = paper_version;
+    n.GetUniqueId = paper_id;
+    n.CommInitRankConfig = paper_init;
+    n.CommSplit = paper_split;
+    n.CommFinalize = paper_end;
+    n.CommDestroy = paper_destroy;
+    n.CommAbort = paper_abort;
+    n.CommGetAsyncError = paper_error;
+    n.GetErrorString = paper_text;
+    n.GetLastError = paper_last;
+    n.AllReduce = paper_reduce;
+    n.AllGather = paper_gather;
+    n.ReduceScatter = paper_scatter;
+    n.Broadcast = paper_broadcast;
+    n.Send = paper_send;
+    n.Recv = paper_receive;
+    n.GroupStart = n.GroupEnd = paper_group;
+    n.ready = true;
+    te__nccl = n;
+    te__cu.CtxPushCurrent = paper_push;
+    te__cu.CtxPopCurrent = paper_pop;
+    te__cu.EventQuery = paper_query;
+    te__cu.GraphExecDestroy = paper_exec_destroy;
+    paper_main = pthread_self();
+    test_on_end(remove_nccl, NULL);
+}
+
+/* ---- rank 1 ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct paper_partner {
+    te__meeting at;
+    te__text no_secret;
+    te__store *store;
+    te__member member;
+    int ranks[2];
+    int64_t end; /* atomic: 1: leave; 2: abort first */
+    te__thread thread;
+} paper_partner;
+
+static void paper_stop(void *user) { (void)user; }
+static void paper_partner_main(void *user) {
+    paper_partner *p = (paper_partner *)user;
+    te__text why = TE_ZERO;
+    char id[sizeof(te__nccl_id)] = "", text[TE__WHY_TEXT];
+    p->store = te__store_open(&p->at, &why);
+    te__text_free(&why);
+    if (!p->store) return;
+    p->ranks[1] = 1;
+    p->member.id = 1;
+    p->member.ranks = p->ranks;
+    p->member.count = 2;
+    p->member.timeout = 60;
+    p->member.stop = paper_stop;
+    te__store_add(p->store, &p->member);
+    te__member_begin(p->store, &p->member, "te_nccl_group_create", true, text);
+    te__store_gather(p->store, &p->member, "te_nccl_group_create", id, sizeof id, NULL, text);
+    te__member_end(p->store, &p->member);
+    while (!te__atomic_load(&p->end)) te__sleep(0.002);
+    if (te__atomic_load(&p->end) == 2) te__member_abort(p->store, &p->member, "rank 1 is full of holes");
+    while (te__atomic_load(&p->end) == 2) te__sleep(0.002);
+    te__store_remove(p->store, &p->member);
+    te__store_close(p->store, 5);
+}
+
+/* A GPU of paper as rank 0 of two. */
+static te_group *paper_join(te_ctx **te, paper_partner *p, double timeout) {
+    te_ctx_desc desc = TE_ZERO;
+    te_nccl_group_desc group = TE_ZERO;
+    te__text why = TE_ZERO;
+    int port = 0, fd = te__net_listen(true, &port, &why);
+    te__net_close(&fd);
+    te__text_free(&why);
+    test_setenv("TE_DIST_SECRET", NULL);
+    test_setenv("TE_DIST_SECRET_FILE", NULL);
+    test_setenv("TE_DIST_FILE", NULL);
+    install_driver();
+    install_nccl();
+    memset(p, 0, sizeof *p);
+    p->at.rank = 1;
+    p->at.size = 2;
+    p->at.version = te_version();
+    p->at.address = "";
+    p->at.port = port;
+    p->at.secret = &p->no_secret;
+    p->at.one_host = true;
+    p->at.timeout = 20;
+    if (!te__thread_start(&p->thread, paper_partner_main, p)) abort();
+    desc.device = "cuda:0";
+    desc.log = test__log;
+    *te = te_ctx_create(&desc);
+    group.size = 2;
+    group.port = port;
+    group.timeout_seconds = timeout;
+    return te_nccl_group_create(*te, &group);
+}
+static void paper_leave(te_ctx *te, te_group *g, paper_partner *p) {
+    te__atomic_store(&p->end, 1);
+    te_group_destroy(g);
+    te__thread_join(&p->thread);
+    CHECK_EQ_INT(fake.depth, 0);
+    te_ctx_destroy(te);
+}
+
+/* ---- tests ----------------------------------------------------------------------------------------------------------- */
+
+/* Every collective reaches NCCL once, on the context's stream and in its CUcontext, in the formats that it should have. */
+TE_TEST(paper_collectives) {
+    paper_partner p;
+    te_ctx *te;
+    te_group *g = paper_join(&te, &p, 60);
+    CHECK_OK(te);
+    te_tensor *x = te_tensor_zeros(te, TE_BF16, SHAPE(6)), *out = te_tensor_zeros(te, TE_BF16, SHAPE(12)),
+              *e = te_tensor_zeros(te, TE_F8E8M0, SHAPE(5));
+    te_tensor *none = te_tensor_zeros(te, TE_F32, SHAPE(0));
+    const int64_t sends[2] = {2, 4}, receives[2] = {3, 3};
+    te_all_reduce(g, x, TE_REDUCE_SUM);
+    CHECK(paper_nccl.count == 6 && paper_nccl.dtype == TE__NCCL_BF16 && paper_nccl.op == TE__NCCL_SUM);
+    te_all_reduce(g, e, TE_REDUCE_MAX);
+    CHECK(paper_nccl.count == 5 && paper_nccl.dtype == TE__NCCL_U8 && paper_nccl.op == TE__NCCL_MAX);
+    te_all_gather(g, x, out);
+    CHECK(paper_nccl.count == 12 && paper_nccl.dtype == TE__NCCL_U8);
+    te_reduce_scatter(g, out, x);
+    CHECK(paper_nccl.count == 6 && paper_nccl.dtype == TE__NCCL_BF16);
+    te_broadcast(g, x, 1);
+    te_send(g, x, 1);
+    te_recv(g, x, 1);
+    CHECK(paper_nccl.count == 12);
+    te_all_to_all(g, x, sends, te_tensor_narrow(out, 0, 0, 6), receives);
+    te_all_reduce(g, none, TE_REDUCE_SUM); /* nothing to do */
+    CHECK_OK(te);
+    CHECK_MSG(!strcmp(paper_nccl.order, "aagsb><><><"), "%s", paper_nccl.order);
+    CHECK_EQ_INT(fake.depth, 0);
+    /* NCCL refuses, and the other rank hears of it */
+    paper_nccl.refuse = 4;
+    CHECK_EQ_INT(te_all_reduce(g, x, TE_REDUCE_SUM), TE_ERR_DEVICE);
+    CHECK_ERROR(te, TE_ERR_DEVICE, "te_all_reduce: group \"nccl\", rank 0 of 2: NCCL: torn");
+    CHECK_EQ_INT(te_all_reduce(g, x, TE_REDUCE_SUM), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "failed in te_all_reduce: NCCL: torn");
+    paper_leave(te, g, &p);
+    CHECK_EQ_INT(paper_nccl.aborts, 1);
+}
+
+/* Collectives whose events pass may come as slowly as they like; one that does not end is ended, and the next wait says for whom it waited. */
+TE_TEST(paper_time) {
+    paper_partner p;
+    te_ctx *te;
+    te_group *g = paper_join(&te, &p, 0.4);
+    te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(3));
+    double begun = te__time_now();
+    float host[3];
+    CHECK_OK(te);
+    for (int i = 0; i < 40; i++) { /* more than there are events */
+        te_all_reduce(g, x, TE_REDUCE_SUM);
+        te__sleep(0.02);
+    }
+    CHECK_EQ_INT(te_synchronize(te), TE_OK);
+    CHECK(te__atomic_load(&paper_nccl.aborts) == 0);
+    te__atomic_store(&paper_nccl.events_wait, 1);
+    begun = te__time_now();
+    for (int i = 0; i < 20; i++) te_all_reduce(g, x, TE_REDUCE_SUM);
+    while (te_synchronize(te) == TE_OK && te__time_now() < begun + 10) te__sleep(0.01);
+    CHECK(te__time_now() > begun + 0.4);
+    CHECK(te__atomic_load(&paper_nccl.aborts) == 1);
+    CHECK_ERROR(te, TE_ERR_STATE,
+                "waiting for the device: group \"nccl\", rank 0 of 2: te_all_reduce f32 [3] sum has waited too long: "
+                "rank 1 (process ");
+    CHECK_EQ_INT(te_tensor_to_host(x, host), TE_OK); /* said once */
+    CHECK_EQ_INT(te_all_reduce(g, x, TE_REDUCE_SUM), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "is behind: its last call was number 1 of the group, te_nccl_group_create");
+    paper_leave(te, g, &p);
+}
+
+/* Reading a tensor tells of the other rank's abort as well. */
+TE_TEST(paper_reading_tells) {
+    paper_partner p;
+    te_ctx *te;
+    te_group *g = paper_join(&te, &p, 60);
+    te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(3));
+    double begun = te__time_now();
+    float host[3];
+    te_all_reduce(g, x, TE_REDUCE_SUM);
+    CHECK_EQ_INT(te_tensor_to_host(x, host), TE_OK);
+    te__atomic_store(&p.end, 2);
+    while (te_tensor_to_f32(x, host) == TE_OK && te__time_now() < begun + 10) te__sleep(0.002);
+    CHECK_ERROR(te, TE_ERR_STATE, "rank 1 is full of holes");
+    paper_leave(te, g, &p);
+    CHECK_EQ_INT(paper_nccl.aborts, 1);
+}
+
+/* A graph's launches count as collectives and have events; it ends before NCCL does. */
+TE_TEST(paper_graph) {
+    paper_partner p;
+    te_ctx *te;
+    te_group *g = paper_join(&te, &p, 60);
+    te__nccl_rank *me = (te__nccl_rank *)g->is.user;
+    te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(3));
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    te_all_reduce(g, x, TE_REDUCE_SUM);
+    te_barrier(g); /* one byte's maximum */
+    te_all_reduce(g, x, TE_REDUCE_SUM);
+    te_graph *graph = te_graph_end(te);
+    CHECK_OK(te);
+    CHECK_MSG(!strcmp(paper_nccl.order, "aaa"), "%s", paper_nccl.order);
+    CHECK_EQ_INT(me->marks, 0);
+    te__atomic_store(&paper_nccl.events_wait, 1);
+    uint64_t begun = me->member.begun;
+    for (int i = 0; i < 3; i++) CHECK_EQ_INT(te_graph_launch(graph), TE_OK);
+    CHECK_EQ_INT(fake.graph_launches, 3);
+    CHECK_EQ_INT(me->member.begun, begun + 3);
+    CHECK_EQ_INT(me->marks, 3);
+    CHECK(te__nccl_waits(me) > 0);
+    te__atomic_store(&paper_nccl.events_wait, 0);
+    CHECK(te__nccl_waits(me) < 0);
+    te__atomic_store(&p.end, 1);
+    te_group_destroy(g);
+    CHECK_MSG(!strcmp(paper_nccl.order, "aaaxf"), "%s", paper_nccl.order);
+    CHECK_EQ_INT(te_graph_launch(graph), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "a group of ranks that it uses was destroyed");
+    te_graph_destroy(graph);
+    te__thread_join(&p.thread);
+    te_ctx_destroy(te);
+}

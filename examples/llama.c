@@ -22,7 +22,7 @@ static te_ctx *te;
 /* ---- options ---- */
 
 static struct {
-    const char *folder, *ids, *logits, *grads, *dtype, *recipe, *device, *train, *out;
+    const char *folder, *ids, *logits, *grads, *dtype, *recipe, *device, *train, *out, *cache_dtype;
     int generate, batch, steps;
     double lr;
     bool exact, no_cache, checkpoint, quantized_weights, resume, times;
@@ -41,6 +41,7 @@ static const struct option {
     {"--generate", COUNT, &opt.generate, "continue each sequence by so many ids, the most likely ones, and print them"},
     {"--batch", COUNT, &opt.batch, "continue so many sequences together, neighbours in the file and of one length (1)"},
     {"--no-cache", FLAG, &opt.no_cache, "compute all positions anew for each of them"},
+    {"--cache-dtype", TEXT, &opt.cache_dtype, "format of the cache of --generate: fp8 (E4M3), or that of the parameters"},
     {"--train", TEXT, &opt.train, "file of sequences to train on, one a step, in turn"},
     {"--steps", COUNT, &opt.steps, "training steps (100)"},
     {"--lr", NUMBER, &opt.lr, "learning rate (1e-5)"},
@@ -88,6 +89,8 @@ static void read_options(int argc, char **argv) {
     if (opt.generate && (opt.logits || opt.grads)) die("%s is of a loss, and --generate computes none", opt.logits ? "--logits" : "--grads");
     if ((opt.no_cache || opt.batch != 1) && !opt.generate) die("%s is of --generate", opt.no_cache ? "--no-cache" : "--batch");
     if (opt.batch < 1) die("--batch %d: at least one sequence is continued at a time", opt.batch);
+    if (opt.cache_dtype && (!opt.generate || opt.no_cache)) die("--cache-dtype is of --generate with a cache");
+    if (opt.cache_dtype && strcmp(opt.cache_dtype, "fp8")) die("--cache-dtype %s: there is fp8; without the option it is the format of the parameters", opt.cache_dtype);
 }
 
 /* ---- sequences ---- */
@@ -292,7 +295,8 @@ static int64_t longest_captured(void) {
 }
 /* Continues `count` sequences of one length together. */
 static void generate(sequence *s, int count) {
-    te_kv_cache *cache = opt.no_cache ? NULL : te_kv_cache_create(model, count, s->n + opt.generate);
+    const te_kv_cache_desc kept = {.batch = count, .max_length = s->n + opt.generate, .dtype = opt.cache_dtype ? TE_F8E4M3 : TE_DTYPE_NONE};
+    te_kv_cache *cache = opt.no_cache ? NULL : te_kv_cache_create_with(model, &kept);
     te_tensor *id = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){count, 1}); /* the newest ones: a step with a cache reads them, and writes the next ones */
     int32_t *newest = malloc((size_t)count * sizeof *newest);
     const int begin = s->n;

@@ -1280,6 +1280,44 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_fwd.fp8.v_scale_inv = te_tensor_full(te, TE_F32, 1, one, 0.5);
         c->tolerance = 5e-2; /* two devices may round probabilities to other codes */
         break;
+        CALL(164, COPY_TO_KV_CACHE, "keys and values into pages of codes")
+        c->args.copy_to_kv_cache.k = call_normal(te, dtype, 4, (const int64_t[]){5, 2, 2, 64}, 1);
+        c->args.copy_to_kv_cache.v = call_normal(te, dtype, 4, (const int64_t[]){5, 2, 2, 32}, 2);
+        c->args.copy_to_kv_cache.k_cache = call_out(c, te, TE_F8E4M3, 4, (const int64_t[]){8, 16, 2, 64});
+        c->args.copy_to_kv_cache.v_cache = call_out(c, te, TE_F8E4M3, 4, (const int64_t[]){8, 16, 2, 32});
+        c->args.copy_to_kv_cache.k_factors = call_out(c, te, TE_F8E8M0, 3, (const int64_t[]){8, 16, 2});
+        c->args.copy_to_kv_cache.v_factors = call_out(c, te, TE_F8E8M0, 3, (const int64_t[]){8, 16, 2});
+        c->args.copy_to_kv_cache.cu_seqlens = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 5, 8});
+        c->args.copy_to_kv_cache.start_positions = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){2}, (const int32_t[]){13, 40});
+        c->args.copy_to_kv_cache.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
+        break;
+        CALL(165, QKV_ROPE, "split qkv, into pages of codes")
+        c->args.qkv_rope.qkv = call_normal(te, dtype, 3, (const int64_t[]){2, 2, 12 * 64}, 1);
+        c->args.qkv_rope.q = call_out(c, te, dtype, 4, (const int64_t[]){2, 2, 8, 64});
+        c->args.qkv_rope.k_cache = call_out(c, te, TE_F8E4M3, 4, (const int64_t[]){8, 16, 2, 64});
+        c->args.qkv_rope.v_cache = call_out(c, te, TE_F8E4M3, 4, (const int64_t[]){8, 16, 2, 64});
+        c->args.qkv_rope.k_factors = call_out(c, te, TE_F8E8M0, 3, (const int64_t[]){8, 16, 2});
+        c->args.qkv_rope.v_factors = call_out(c, te, TE_F8E8M0, 3, (const int64_t[]){8, 16, 2});
+        c->args.qkv_rope.cu_seqlens = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 2, 3});
+        c->args.qkv_rope.cache_positions = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){2}, (const int32_t[]){13, 40});
+        c->args.qkv_rope.num_heads = 8;
+        c->args.qkv_rope.num_groups = 2;
+        c->args.qkv_rope.head_dim = 64;
+        c->args.qkv_rope.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
+        break;
+        CALL(166, ATTN_FWD, "attention to a cache of codes")
+        c->args.attn_fwd.q = call_normal(te, dtype, 4, (const int64_t[]){5, 2, 8, 64}, 1);
+        c->args.attn_fwd.k = call_normal(te, TE_F8E4M3, 4, (const int64_t[]){8, 16, 2, 64}, 2);
+        c->args.attn_fwd.v = call_normal(te, TE_F8E4M3, 4, (const int64_t[]){8, 16, 2, 64}, 3);
+        c->args.attn_fwd.o = call_out(c, te, dtype, 4, (const int64_t[]){5, 2, 8, 64});
+        c->args.attn_fwd.rule.mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
+        c->args.attn_fwd.rule.cu_seqlens_q = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 5, 8});
+        c->args.attn_fwd.rule.cu_seqlens_kv = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 41, 101});
+        c->args.attn_fwd.rule.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
+        c->args.attn_fwd.rule.k_factors = te_tensor_full(te, TE_F8E8M0, 3, (const int64_t[]){8, 16, 2}, 0.5);
+        c->args.attn_fwd.rule.v_factors = te_tensor_full(te, TE_F8E8M0, 3, (const int64_t[]){8, 16, 2}, 2);
+        if (dtype != TE_F32) c->tolerance *= 2;
+        break;
     default: return false;
     }
 #undef CALL

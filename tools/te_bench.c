@@ -1720,15 +1720,32 @@ static void bench_attention_variants(bench *b) {
 }
 
 /* Attention by lists of keys: a window of 128 and 512 compressed keys, as of DeepSeek-V4. Rates count the products with the keys of each list: forward 4 b h s n d, backward 2.5 times that. */
-/* A decoding step: one query of each sequence, over all keys of its cache, in pages of 64 keys or not. Counts the bytes of keys and values. */
-static void bench_decode(bench *b, int64_t batch, int64_t heads, int64_t groups, int64_t s, int64_t d, bool paged) {
+/* Makes k and v of an attention E4M3 codes of a cache, and gives it their factors. */
+static void coded_cache(bench *b, te_op_attn_fwd_args *a) {
+    te_op_copy_to_kv_cache_args copy;
+    const int64_t n = a->k->shape[0] + 1;
+    int32_t *cu = calloc((size_t)n, sizeof *cu);
+    if (!cu) return;
+    for (int64_t i = 0; i < n; i++) cu[i] = (int32_t)(i * a->k->shape[1]);
+    memset(&copy, 0, sizeof copy);
+    copy.k = a->k, copy.v = a->v, copy.format = TE_BSHD;
+    a->k = copy.k_cache = te_tensor_empty(b->te, TE_F8E4M3, 4, a->k->shape), a->v = copy.v_cache = te_tensor_empty(b->te, TE_F8E4M3, 4, a->v->shape);
+    a->rule.k_factors = copy.k_factors = te_tensor_empty(b->te, TE_F8E8M0, 3, a->k->shape), a->rule.v_factors = copy.v_factors = te_tensor_empty(b->te, TE_F8E8M0, 3, a->k->shape);
+    copy.cu_seqlens = te_tensor_from_host(b->te, TE_I32, 1, &n, cu);
+    const int64_t sequences = n - 1;
+    copy.start_positions = te_tensor_zeros(b->te, TE_I32, 1, &sequences);
+    te_op_copy_to_kv_cache(b->te, &copy);
+    free(cu);
+}
+/* A decoding step: one query of each sequence, over all keys of its cache, in pages of 64 keys or not, in bf16 or, with `codes`, in E4M3. Counts the bytes of keys and values, with their factors. */
+static void bench_decode(bench *b, int64_t batch, int64_t heads, int64_t groups, int64_t s, int64_t d, bool paged, bool codes) {
     enum { PAGE = 64 };
     const char *const name = "attention of one query";
-    const double bytes = 2.0 * 2 * (double)batch * (double)groups * (double)s * (double)d;
+    const double bytes = 2.0 * (double)batch * (double)groups * (double)s * (codes ? (double)d + 1 : 2 * (double)d);
     any_call c;
     char shape[64];
     int32_t *lengths = calloc((size_t)(batch + 1), sizeof *lengths), *pages = calloc((size_t)(batch * s / PAGE), sizeof *pages);
-    snprintf(shape, sizeof shape, "b%d h%d/%d s%d d%d%s", (int)batch, (int)heads, (int)groups, (int)s, (int)d, paged ? " paged" : "");
+    snprintf(shape, sizeof shape, "b%d h%d/%d s%d d%d%s%s", (int)batch, (int)heads, (int)groups, (int)s, (int)d, paged ? " paged" : "", codes ? " e4m3" : "");
     if ((wanted(b, name) || wanted(b, shape)) && lengths && pages) {
         const int64_t q[4] = {batch, 1, heads, d}, kv[4] = {paged ? batch * s / PAGE : batch, paged ? PAGE : s, groups, d}, n = batch + 1, table[2] = {batch, s / PAGE}, l[3] = {batch, heads, 1};
         te_scope_begin(b->te);
@@ -1745,6 +1762,7 @@ static void bench_decode(bench *b, int64_t batch, int64_t heads, int64_t groups,
         a->rule.cu_seqlens_kv = te_tensor_from_host(b->te, TE_I32, 1, &n, lengths);
         for (int64_t i = 0; i < batch * s / PAGE; i++) pages[i] = (int32_t)(i * 7 % (batch * s / PAGE)); /* each page once, since 7 and a power of two have no common factor */
         if (paged) a->rule.page_table = te_tensor_from_host(b->te, TE_I32, 2, table, pages);
+        if (codes) coded_cache(b, a);
         report_bytes(b, name, shape, measure(b, run_call, &c), bytes);
         if (!paged) {
             memset(&c, 0, sizeof c);
@@ -2454,9 +2472,10 @@ static void measure_all(bench *b) {
     bench_attention_fp8(b, 4, 32, 8, 4096, 64, true);
     bench_attention_variants(b);
     bench_sparse_attention(b, 64, 4096, 512);
-    for (int i = 0; i < 8; i++) bench_decode(b, i / 2 % 2 ? 32 : 1, 32, i < 4 ? 8 : 32, i < 4 ? 8192 : 4096, 128, i % 2);
-    bench_decode(b, 1, 32, 8, 512, 128, false);
-    for (i = 0; i < 4; i++) bench_inference(b, (const int[]){1, 8, 32, 0}[i]);
+    for (int i = 0; i < 8; i++) bench_decode(b, i / 2 % 2 ? 32 : 1, 32, i < 4 ? 8 : 32, i < 4 ? 8192 : 4096, 128, i % 2, false);
+    bench_decode(b, 1, 32, 8, 512, 128, false, false);
+    for (int i = 0; i < 4; i++) bench_decode(b, i / 2 ? 32 : 1, 32, 8, 8192, 128, i % 2, true);
+    for (int i = 0; i < 4; i++) bench_inference(b, (const int[]){1, 8, 32, 0}[i]);
     bench_grouped(b);
 }
 

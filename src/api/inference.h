@@ -24,8 +24,11 @@ typedef struct te_inference_params_desc {
     int num_heads_kv;            /* number of heads of keys and values; at least 1 */
     int64_t head_dim_k;          /* channels of one head of a key; at least 1 */
     int64_t head_dim_v;          /* channels of one head of a value; 0 => head_dim_k */
-    te_dtype dtype;              /* format of the added keys and values: f32, f16 or bf16; 0 => bf16 (TransformerEngine
-                                  * has no default) */
+    te_dtype dtype;              /* format of the cache, which added keys and values have too: f32, f16 or bf16; 0 =>
+                                  * bf16 (TransformerEngine has no default). e4m3 => added keys and values have any of
+                                  * these, and become codes, with a factor for each head of each token
+                                  * (te_op_copy_to_kv_cache): half of bf16's memory, and one byte a head. Heads have at
+                                  * most 1024 channels then, and fp8_dpa and fp8_mha are refused */
     bool is_paged;               /* true => a sequence gets more pages as it grows; false => it gets memory for
                                   * max_sequence_length tokens at its beginning */
     int64_t page_size;           /* read with is_paged: tokens per page, a divisor of max_sequence_length */
@@ -73,8 +76,8 @@ TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *
 typedef struct te_inference_step {
     te_tensor *k, *v;           /* pages of keys and values, including the new ones (borrowed from the cache) */
     te_attn_rule rule;          /* te_inference_params_step sets cu_seqlens_q (the step's tokens), cu_seqlens_kv (all
-                                 * tokens), max_seqlen_q and page_table, in the innermost scope. The caller must set
-                                 * rule.mask to a padding mask */
+                                 * tokens), max_seqlen_q, page_table and, of a cache in e4m3, k_factors and v_factors,
+                                 * in the innermost scope. The caller must set rule.mask to a padding mask */
 } te_inference_step;
 /* Adds the step's keys and values, already rotated, to the cache of `layer`, and fills *step. This function is for
  * attention modules of the user; DotProductAttention calls it itself. Each module, of any class, has its own part of
@@ -84,6 +87,6 @@ typedef struct te_inference_step {
 TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v,
                                           te_qkv_format format, te_inference_step *step);
 /* Copies the keys and values of a layer out of their pages: *k and *v become [b, max_sequence_length, heads, d], in the
- * innermost scope. Rows behind the end of a sequence have arbitrary values. */
+ * innermost scope. Rows behind the end of a sequence have arbitrary values. TE_ERR_UNSUPPORTED for a cache in e4m3. */
 TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k,
                                                                te_tensor **v);

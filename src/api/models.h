@@ -79,9 +79,18 @@ typedef struct te_causal_lm_desc {
  * pointers NULL. TE_ERR_INVALID if sizes contradict each other. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
+/* Options of te_kv_cache_create_with; zero-initialised. */
+typedef struct te_kv_cache_desc {
+    int64_t batch;      /* number of sequences; at least 1 */
+    int64_t max_length; /* number of positions of each; at least 1 */
+    te_dtype dtype;     /* 0, or the model's format => keys and values as they are. e4m3 => codes, with a factor for
+                         * each head of each position (te_op_copy_to_kv_cache): half of bf16's memory, and one byte a
+                         * head, and attention reads as much less. Nothing is calibrated. Attention always reads what
+                         * the cache has, in a long step as well. TE_ERR_DTYPE for other formats */
+} te_kv_cache_desc;
 /* Allocates a KV cache in the model's format, for `max_length` positions of `batch` sequences in all layers. `model`
  * was made by te_causal_lm_create or te_hf_open. The caller owns the cache and must call te_kv_cache_destroy.
- * TE_ERR_STATE inside a capture.
+ * TE_ERR_STATE inside a capture. te_kv_cache_create_with has more options.
  * A forward with args->kv_cache treats its ids as the continuation of the cached positions, and appends their keys and
  * values. TE_ERR_INVALID if the new length exceeds max_length. TE_ERR_STATE if gradients are enabled
  * (te_no_grad_begin).
@@ -108,6 +117,7 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
  * TE_ERR_STATE if TE_ROPE_LONGROPE or TE_ROPE_DYNAMIC rotates differently than at the length of the capture.
  * A capture is refused if the module `sdpa` has a forward of its own. */
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length);
+TE_API te_kv_cache *te_kv_cache_create_with(te_module *model, const te_kv_cache_desc *desc);
 /* Destroys a KV cache. `c` may be NULL. */
 TE_API void te_kv_cache_destroy(te_kv_cache *c);
 /* Returns the number of cached positions; 0 for NULL. */

@@ -339,14 +339,15 @@ typedef struct te_op_rope_args {
  *   rotated   optional [s, b, (H + 2G) * d], given instead of q, k and v, which are then NULL. Receives the packed
  *             projection in the order of qkv, with q and k rotated. `rotated` may be the same tensor as qkv; the
  *             columns of v are then not written
- *   k_cache, v_cache   optional, given instead of k and v, which are then NULL: caches of qkv's format, into whose rows
- *         k and v are written as te_op_copy_to_kv_cache does, by cu_seqlens, cache_positions (its start_positions) and
- *         page_table. Tokens without a place are dropped
+ *   k_cache, v_cache   optional, given instead of k and v, which are then NULL: caches of qkv's format, or of e4m3 with
+ *         k_factors and v_factors, into whose rows k and v are written as te_op_copy_to_kv_cache does, by cu_seqlens,
+ *         cache_positions (its start_positions) and page_table, with the bits of both operations one after the other.
+ *         Tokens without a place are dropped
  *   angles    the angles by which q and k are rotated */
 typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v, *rotated;
-    te_tensor *k_cache, *v_cache;
+    te_tensor *k_cache, *v_cache, *k_factors, *v_factors;
     const te_tensor *cu_seqlens, *cache_positions, *page_table;
     te_qkv_format format;
     int num_heads, num_groups, head_dim;
@@ -441,6 +442,9 @@ typedef struct te_score_mod {
  *                    lse -inf
  *   page_table       i32 [b, n]: k and v are [pages, page_size, G, d]. Key j of sequence b is row j % page_size of page
  *                    page_table[b, j / page_size]. Only with padding masks, and only in the forward pass
+ *   k_factors, v_factors   e8m0, the shape of k and of v without channels, any strides: k and v are e4m3 codes of a
+ *                    cache that te_op_copy_to_kv_cache has written, q and o are not. A number is f32(code) * factor of
+ *                    its row. Both or none; only in the forward pass, without te_attn_fp8
  *   block_mask       u8 [b or 1, H or 1, ceil(s_q / 128), ceil(s_kv / 128)], contiguous: one te_attn_block for 128
  *                    queries and 128 keys (s_q and s_kv of the longest sequences). te_create_block_mask makes such a
  *                    tensor
@@ -463,6 +467,7 @@ typedef struct te_attn_rule {
     te_softmax_type softmax_type; /* 0 => vanilla */
     te_tensor *softmax_offset;
     te_tensor *page_table;
+    te_tensor *k_factors, *v_factors;
     te_tensor *block_mask;
     te_score_mod score_mod; /* zero => none */
 } te_attn_rule;
@@ -496,7 +501,9 @@ typedef struct te_attn_fp8 {
  *         other, with a padding mask
  *   k, v  [s_kv, b, G, d]; with TE_BSHD [b, s_kv, G, d]; with TE_THD [tokens, G, d]. v may have another head size than
  *         q and k. Head h of q uses head h / (H / G) of k and v. q, k, v and o may have any strides, with adjacent
- *         channels. d is at most 1024. q, k and v may be FP8 codes, see te_attn_fp8
+ *         channels. d is at most 1024. q, k and v may be FP8 codes, see te_attn_fp8; k and v alone those of a cache,
+ *         see rule.k_factors. On CUDA, unless there are few queries, the numbers of such a cache go through a workspace
+ *         of q's format, [b, s_kv, G, d] each
  *   lse   f32 [b, H, s_q], or [H, tokens]: log(sum of exp(score)) of each row, after scale, softcap, bias and mask. A
  *         row that sees no key has lse -inf and o 0
  *   max_logit   f32 [H], optional, written: the largest of these scores of each head; -inf if no row sees a key
@@ -580,7 +587,12 @@ typedef struct te_op_cu_seqlens_args {
  *   k, v      [s, b, G, d], [b, s, G, d] or [tokens, G, d], depending on `format`; channels adjacent; v may have
  *             another d
  *   k_cache, v_cache   [b, s, G, d], or with page_table [pages, page_size, G, d]; channels adjacent; any float format,
- *                      to which k and v are rounded to nearest even
+ *                      to which k and v are rounded to nearest even; or e4m3, with d up to 1024
+ *   k_factors, v_factors   for e4m3, written: e8m0, the shape of the cache without channels, any strides. Each head of
+ *                      each token has a factor of its own, a power of two, so no calibration is needed, and what is
+ *                      written never changes later: the least factor not below max |x| / 448 (as in MXFP8, with the
+ *                      channels of a head as the block). An element becomes the nearest code of x / factor: within 1/16
+ *                      of itself, or within 2^-17 of max |x|. A NaN keeps to its own element
  *   cu_seqlens         i32 [b + 1]: sequence i has n = cu_seqlens[i + 1] - cu_seqlens[i] new tokens. In k and v they
  *                      are the first n rows of the sequence or, with TE_THD, the n rows from row cu_seqlens[i] on
  *   start_positions    i32 [b]: the index in the cache of each sequence's first new token
@@ -589,7 +601,7 @@ typedef struct te_op_cu_seqlens_args {
  * Tokens beyond the end of the cache are dropped on a GPU and refused on the CPU. */
 typedef struct te_op_copy_to_kv_cache_args {
     const te_tensor *k, *v;
-    te_tensor *k_cache, *v_cache;
+    te_tensor *k_cache, *v_cache, *k_factors, *v_factors;
     te_qkv_format format;
     const te_tensor *cu_seqlens, *start_positions;
     const te_tensor *page_table;

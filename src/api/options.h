@@ -233,6 +233,9 @@ typedef struct te_attn_call {
     te_inference_params *inference_params; /* the cache of keys and values (borrowed), for self attention between
                                             * te_no_grad_begin and te_no_grad_end. The cache gives the lengths. Causal
                                             * masks become padding_causal_bottom_right */
+    te_tensor *k_factors, *v_factors; /* key and value are e4m3 codes of a cache, and these the factors of their rows
+                                       * (te_attn_rule); NULL => key and value are numbers. Calls with inference_params
+                                       * get those of the cache */
     const te_score_mod *score_mod;   /* the program's own formula for scores and masks; NULL => none. Its source texts
                                       * must live until the backward pass, if the call runs again there */
     /* Packed inputs of DotProductAttention. qkv_layer [.., 3, H, d] replaces input, key and value. With G < H groups it

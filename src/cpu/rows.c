@@ -63,6 +63,20 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
     }
 }
 
+/* Writes a row of a KV cache in E4M3: the codes of x[0 .. n - 1], and the factor 2^e that makes them numbers. Changes
+ * x. The largest number gets a code of 224 to 448. A NaN keeps to its own element. */
+static void te__store_coded_row(void *codes, int64_t at, void *factors, int64_t factor_at, int64_t n, float *x) {
+    float top = 0.0f, by;
+    uint8_t e;
+    int64_t i;
+    for (i = 0; i < n; i++) top = fmaxf(top, fabsf(x[i]));
+    e = te__mxfp8_exponent(top, TE__E4M3_MAX_INVERSE);
+    by = te__mxfp8_multiplier(e);
+    for (i = 0; i < n; i++) x[i] *= by;
+    te__store_row(codes, TE_F8E4M3, at, n, x);
+    ((uint8_t *)factors)[factor_at] = e;
+}
+
 static bool te__is_nan_bits(float x) { return (te__f32_bits(x) & 0x7fffffffu) > 0x7f800000u; }
 /* Replaces every NaN by the NaN that the GPU produces. Otherwise the bits of a NaN would depend on the processor. */
 static void te__one_nan(float *v, int64_t n) {

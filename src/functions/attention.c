@@ -346,7 +346,7 @@ static te_result te__split_backward(te_ctx *te, const void *state, te_tensor *co
 
 /* The rows of a cache that keys and values of new tokens are written to (te_op_qkv_rope). */
 typedef struct te__cache_rows {
-    te_tensor *k, *v;
+    te_tensor *k, *v, *k_factors, *v_factors; /* factors: of a cache in E4M3, or NULL */
     const te_tensor *cu_seqlens, *positions, *page_table;
 } te__cache_rows;
 
@@ -378,6 +378,8 @@ static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format fo
     if (rows) {
         state.args.k_cache = rows->k;
         state.args.v_cache = rows->v;
+        state.args.k_factors = rows->k_factors;
+        state.args.v_factors = rows->v_factors;
         state.args.cu_seqlens = rows->cu_seqlens;
         state.args.cache_positions = rows->positions;
         state.args.page_table = rows->page_table;
@@ -437,10 +439,10 @@ static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_form
     O(mask) O(window) O(softmax_scale) O(dropout_p) O(softcap) O(bottom_right_diagonal) O(kv_bshd) T(attention_mask) \
     T(cu_seqlens_q) T(cu_seqlens_kv) T(cu_seqlens_q_padded) T(cu_seqlens_kv_padded) O(max_seqlen_q) O(max_seqlen_kv) \
     O(core_attention_bias_type) T(core_attention_bias) T(alibi_slopes) O(softmax_type) T(softmax_offset)             \
-    T(page_table) T(block_mask) O(score_mod)
+    T(page_table) T(k_factors) T(v_factors) T(block_mask) O(score_mod)
 #define TE__OF_ARGS(field, how) +1
 enum { TE__ATTENTION_TENSORS = TE_SCORE_MOD_AUX TE__RULE_FIELDS(TE__COUNTED, TE__UNCOUNTED) };
-TE__STATIC_ASSERT((int)TE__ATTENTION_TENSORS == 0 TE__ARGS_ATTN_RULE(TE__OF_ARGS) TE__ARGS_ATTN_PAGES(TE__OF_ARGS),
+TE__STATIC_ASSERT((int)TE__ATTENTION_TENSORS == 0 TE__ARGS_ATTN_RULE(TE__OF_ARGS) TE__ARGS_ATTN_CACHE(TE__OF_ARGS),
                   "ops/args.c lacks a tensor of te_attn_rule, or has one more");
 #undef TE__OF_ARGS
 enum {

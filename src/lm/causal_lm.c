@@ -73,7 +73,8 @@ static bool te__decoder_packs(te_module *m, const te_forward_args *args) {
     const te__decoder_attention *s = (const te__decoder_attention *)m->state;
     const te_kv_cache *c = args->kv_cache;
     return !s->norm && !te_grad_enabled(m->te) && !te__functions_of(m->te)->any_rows && c->te == m->te &&
-           s->layer < c->num_layers && c->layers[s->layer].k->dtype == args->input->dtype &&
+           s->layer < c->num_layers &&
+           (c->layers[s->layer].k->dtype == args->input->dtype || te__kv_cache_codes(&c->layers[s->layer])) &&
            te__is_plain_linear(te_module_find(m, "q_proj")) && te__is_plain_linear(te_module_find(m, "k_proj")) &&
            te__is_plain_linear(te_module_find(m, "v_proj"));
 }
@@ -104,7 +105,8 @@ static te_result te__decoder_step(te_module *m, const te_forward_args *args, con
     keys.shape[2] = packing.groups;
     keys.shape[3] = packing.head_dim;
     if (te__kv_cache_takes(m, args->kv_cache, s->layer, &keys) != TE_OK ||
-        !te__kv_cache_rows(args->kv_cache, s->layer, &rows, &core->attention))
+        !te__kv_cache_rows(args->kv_cache, s->layer, &rows) ||
+        !te__kv_cache_lengths(args->kv_cache, &rows, &core->attention))
         return te_error_code(m->te);
     te__hand_on(&in, args);
     in.input = args->input;
@@ -387,15 +389,34 @@ static void te__causal_lm_destroy(te_module *m) {
 static const te_module_class te__causal_lm_class = {"CausalLM", sizeof(te__causal_lm), te__causal_lm_forward,
                                                     te__causal_lm_destroy, NULL};
 
+/* Makes the tensors of a layer, of which `shape` is that of the keys. Returns false on failure. */
+static bool te__kv_layer_make(te_ctx *te, te__kv_layer *l, te_dtype dtype, const int64_t shape[4]) {
+    const bool codes = dtype == TE_F8E4M3;
+    l->k = te_tensor_retain(te_tensor_zeros(te, dtype, 4, shape));
+    l->v = te_tensor_retain(te_tensor_zeros(te, dtype, 4, shape));
+    if (codes) l->k_factors = te_tensor_retain(te_tensor_zeros(te, TE_F8E8M0, 3, shape));
+    if (codes) l->v_factors = te_tensor_retain(te_tensor_zeros(te, TE_F8E8M0, 3, shape));
+    return l->k && l->v && (!codes || (l->k_factors && l->v_factors));
+}
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length) {
+    te_kv_cache_desc desc = TE_ZERO;
+    desc.batch = batch;
+    desc.max_length = max_length;
+    return te_kv_cache_create_with(model, &desc);
+}
+TE_API te_kv_cache *te_kv_cache_create_with(te_module *model, const te_kv_cache_desc *desc) {
     const te_causal_lm_desc *d;
     const te_tensor *table;
     te_kv_cache *c;
     te_ctx *te;
     bool warming, made;
+    int64_t batch, max_length;
+    te_dtype dtype;
     int i;
-    if (!model) return NULL;
+    if (!model || !te__has_desc(model->te, desc, "te_kv_cache_create_with")) return NULL;
     te = model->te;
+    batch = desc->batch;
+    max_length = desc->max_length;
     d = &((const te__causal_lm *)model->state)->desc;
     if (model->cls != &te__causal_lm_class || batch < 1 || max_length < 1 || max_length > INT32_MAX / batch) {
         te__fail(te, TE_ERR_INVALID,
@@ -410,6 +431,20 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
     }
     /* The cache gets the dtype of the embedding table. A model that has been cast has another dtype than its desc. */
     table = te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight");
+    dtype = table ? table->dtype : d->params_dtype;
+    if (desc->dtype && desc->dtype != dtype && desc->dtype != TE_F8E4M3) {
+        te__fail(te, TE_ERR_DTYPE,
+                 "te_kv_cache_create_with: dtype is %s, and the model is %s; 0, %s and e4m3 are possible",
+                 te_dtype_name(desc->dtype), te_dtype_name(dtype), te_dtype_name(dtype));
+        return NULL;
+    }
+    if (desc->dtype) dtype = desc->dtype;
+    if (dtype == TE_F8E4M3 && d->head_dim > TE__CODED_ROW) {
+        te__fail(te, TE_ERR_UNSUPPORTED,
+                 "te_kv_cache_create_with: dtype is e4m3, and heads have %lld channels; at most %d are possible",
+                 (long long)d->head_dim, (int)TE__CODED_ROW);
+        return NULL;
+    }
     c = (te_kv_cache *)te__alloc_zero(te, sizeof(*c));
     if (!c) return NULL;
     c->te = te;
@@ -426,9 +461,7 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
     te__frame_begin(te);
     c->numbers = te_tensor_retain(te__empty_1d(te, TE_I32, 3 * batch + 2));
     for (i = 0; i < c->num_layers && c->numbers; i++) {
-        c->layers[i].k = te_tensor_retain(te_tensor_zeros(te, table ? table->dtype : d->params_dtype, 4, shape));
-        c->layers[i].v = te_tensor_retain(te_tensor_zeros(te, table ? table->dtype : d->params_dtype, 4, shape));
-        if (!c->layers[i].k || !c->layers[i].v) break;
+        if (!te__kv_layer_make(te, &c->layers[i], dtype, shape)) break;
     }
     te__frame_end(te, NULL, 0);
     made = c->layers && i == c->num_layers && te__kv_cache_write(c, 1) == TE_OK;

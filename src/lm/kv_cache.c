@@ -7,6 +7,7 @@
 
 typedef struct te__kv_layer {
     te_tensor *k, *v; /* [b, max_length, G, d] */
+    te_tensor *k_factors, *v_factors; /* [b, max_length, G], of a cache in E4M3, or NULL */
 } te__kv_layer;
 struct te_kv_cache {
     te_ctx *te;
@@ -40,6 +41,8 @@ TE_API void te_kv_cache_destroy(te_kv_cache *c) {
     for (i = 0; i < c->num_layers; i++) {
         te_tensor_release(c->layers[i].k);
         te_tensor_release(c->layers[i].v);
+        te_tensor_release(c->layers[i].k_factors);
+        te_tensor_release(c->layers[i].v_factors);
     }
     te_tensor_release(c->numbers);
     te__free(c->te, c->layers);
@@ -142,6 +145,7 @@ static bool te__kv_cache_on_device(const te_kv_cache *c, int64_t added) {
     return c->te->capture ? te__graph_find_part(c->te->capture, c) != NULL
                           : c->length > 0 && added <= TE__KV_FEW && c->step == added;
 }
+static bool te__kv_cache_codes(const te__kv_layer *l) { return l->k_factors != NULL; }
 /* Begins a step with `added` new tokens of each sequence. The host's decisions in it are right for lengths from `least`
  * to `most`. */
 static te_result te__kv_cache_begin(te_kv_cache *c, int64_t added, int64_t least, int64_t most) {
@@ -154,7 +158,9 @@ static te_result te__kv_cache_begin(te_kv_cache *c, int64_t added, int64_t least
         te_result result = te__kv_cache_write(c, added);
         if (result != TE_OK) return result;
     }
-    if (c->step == added || (!c->te->capture && (c->length == 0 || added > TE__KV_FEW))) return TE_OK;
+    if (c->step == added ||
+        (!c->te->capture && (c->length == 0 || added > TE__KV_FEW) && !te__kv_cache_codes(&c->layers[0])))
+        return TE_OK;
     return te__kv_cache_advance(c, 0, added);
 }
 /* Ends a step. The next one probably has as many new tokens, or one. */
@@ -181,8 +187,8 @@ TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length) {
     return TE_OK;
 }
 
-/* Checks that the cache has layer `layer`. Checks that this layer has the dtype of the new keys `k`, their shape (apart
- * from the length), and enough free positions for them. */
+/* Checks that the cache has layer `layer`. Checks that this layer has the dtype of the new keys `k` (unless they become
+ * codes), their shape (apart from the length), and enough free positions for them. */
 static te_result te__kv_cache_takes(te_module *m, const te_kv_cache *c, int layer, const te_tensor *k) {
     const te_tensor *kept = c->te == m->te && layer < c->num_layers ? c->layers[layer].k : NULL;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -191,7 +197,7 @@ static te_result te__kv_cache_takes(te_module *m, const te_kv_cache *c, int laye
                         "%s: kv_cache has %d layers%s, and this is layer %d; te_kv_cache_create makes one for a model",
                         m->cls->name, c->num_layers, c->te != m->te ? " in another context" : "", layer);
     if (kept->shape[0] == k->shape[0] && kept->shape[2] == k->shape[2] && kept->shape[3] == k->shape[3] &&
-        kept->dtype == k->dtype && k->shape[1] <= c->max_length - c->length)
+        (kept->dtype == k->dtype || te__kv_cache_codes(&c->layers[layer])) && k->shape[1] <= c->max_length - c->length)
         return TE_OK;
     return te__fail(m->te, TE_ERR_INVALID,
                     "%s: the keys are %s %s, and kv_cache is %s %s, of which %lld positions are taken; "
@@ -199,42 +205,72 @@ static te_result te__kv_cache_takes(te_module *m, const te_kv_cache *c, int laye
                     m->cls->name, te_dtype_name(k->dtype), te__shape_text(k, a), te_dtype_name(kept->dtype),
                     te__shape_text(kept, b), (long long)c->length);
 }
-/* Sets the lengths of `call`, and *rows to the rows of the cache of a layer that a step's keys and values go to, at the
- * positions of `numbers`. Returns false on failure. */
-static bool te__kv_cache_rows(const te_kv_cache *c, int layer, te__cache_rows *rows, te_attn_call *call) {
+/* Sets *rows to the rows of the cache of a layer that a step's keys and values go to, at the positions of `numbers`.
+ * Returns false on failure. */
+static bool te__kv_cache_rows(const te_kv_cache *c, int layer, te__cache_rows *rows) {
+    const te__kv_layer *l = &c->layers[layer];
     memset(rows, 0, sizeof(*rows));
-    rows->k = c->layers[layer].k;
-    rows->v = c->layers[layer].v;
-    rows->cu_seqlens = call->cu_seqlens_q = te__kv_cache_list(c, 0);
-    call->cu_seqlens_kv = te__kv_cache_list(c, 1);
+    rows->k = l->k;
+    rows->v = l->v;
+    rows->k_factors = l->k_factors;
+    rows->v_factors = l->v_factors;
+    rows->cu_seqlens = te__kv_cache_list(c, 0);
     rows->positions = te__kv_cache_list(c, 2);
+    return rows->cu_seqlens && rows->positions;
+}
+/* Sets the lengths and factors of a call that attends to all rows of the cache. Returns false on failure. */
+static bool te__kv_cache_lengths(const te_kv_cache *c, const te__cache_rows *rows, te_attn_call *call) {
+    call->k_factors = rows->k_factors;
+    call->v_factors = rows->v_factors;
+    call->cu_seqlens_q = (te_tensor *)rows->cu_seqlens;
+    call->cu_seqlens_kv = te__kv_cache_list(c, 1);
     call->attn_mask_type = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
-    return rows->cu_seqlens && call->cu_seqlens_kv && rows->positions;
+    return call->cu_seqlens_kv != NULL;
+}
+/* Writes the new keys k and values v to *rows. */
+static te_result te__kv_cache_put(te_ctx *te, const te__cache_rows *rows, const te_tensor *k, const te_tensor *v) {
+    te_op_copy_to_kv_cache_args a = TE_ZERO;
+    a.k = k;
+    a.v = v;
+    a.k_cache = rows->k;
+    a.v_cache = rows->v;
+    a.k_factors = rows->k_factors;
+    a.v_factors = rows->v_factors;
+    a.format = TE_BSHD;
+    a.cu_seqlens = rows->cu_seqlens;
+    a.start_positions = rows->positions;
+    return te_op_copy_to_kv_cache(te, &a);
 }
 /* Appends the new keys *k and values *v to the cache of a layer, at the positions of `numbers`. Sets *k and *v to all
- * positions of the cache, and the lengths of `call`. Does not change c->length. */
+ * positions of the cache, and the lengths and factors of `call`. Does not change c->length. */
 static te_result te__kv_cache_append(te_kv_cache *c, int layer, te_tensor **k, te_tensor **v, te_attn_call *call) {
     te__cache_rows rows;
-    te_op_copy_to_kv_cache_args a = TE_ZERO;
-    if (!te__kv_cache_rows(c, layer, &rows, call)) return te_error_code(c->te);
-    a.k = *k;
-    a.v = *v;
-    a.k_cache = *k = rows.k;
-    a.v_cache = *v = rows.v;
-    a.format = TE_BSHD;
-    a.cu_seqlens = rows.cu_seqlens;
-    a.start_positions = rows.positions;
-    return te_op_copy_to_kv_cache(c->te, &a);
+    te_result result;
+    if (!te__kv_cache_rows(c, layer, &rows) || !te__kv_cache_lengths(c, &rows, call)) return te_error_code(c->te);
+    result = te__kv_cache_put(c->te, &rows, *k, *v);
+    *k = rows.k;
+    *v = rows.v;
+    return result;
 }
 /* Appends the new keys *k and values *v to the cache of a layer, at the host's length. Sets *k and *v to views of
- * everything cached. Does not change c->length. */
+ * everything cached, and the factors of `call`. Does not change c->length. */
 static te_result te__kv_cache_extend(te_kv_cache *c, int layer, te_tensor **k, te_tensor **v, te_attn_call *call) {
     te__kv_layer *l = &c->layers[layer];
-    const int64_t added = (*k)->shape[1];
-    te_result result = te_tensor_copy(te_tensor_narrow(l->k, 1, c->length, added), *k);
+    const int64_t added = (*k)->shape[1], length = c->length + added;
+    te__cache_rows rows;
+    te_result result;
     call->attn_mask_type = c->length > 0 ? TE_MASK_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL;
-    if (result == TE_OK) result = te_tensor_copy(te_tensor_narrow(l->v, 1, c->length, added), *v);
-    *k = te_tensor_narrow(l->k, 1, 0, c->length + added);
-    *v = te_tensor_narrow(l->v, 1, 0, c->length + added);
+    if (te__kv_cache_codes(l)) {
+        if (!te__kv_cache_rows(c, layer, &rows)) return te_error_code(c->te);
+        result = te__kv_cache_put(c->te, &rows, *k, *v);
+        call->k_factors = te_tensor_narrow(l->k_factors, 1, 0, length);
+        call->v_factors = te_tensor_narrow(l->v_factors, 1, 0, length);
+        if (!call->k_factors || !call->v_factors) return te_error_code(c->te);
+    } else {
+        result = te_tensor_copy(te_tensor_narrow(l->k, 1, c->length, added), *k);
+        if (result == TE_OK) result = te_tensor_copy(te_tensor_narrow(l->v, 1, c->length, added), *v);
+    }
+    *k = te_tensor_narrow(l->k, 1, 0, length);
+    *v = te_tensor_narrow(l->v, 1, 0, length);
     return result == TE_OK && !(*k && *v) ? te_error_code(c->te) : result;
 }

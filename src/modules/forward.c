@@ -105,7 +105,8 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
     O(attn_mask_type) O(window) O(bottom_right_diagonal) T(attention_mask) T(attention_mask_q) T(cu_seqlens_q)       \
     T(cu_seqlens_kv) T(cu_seqlens_q_padded) T(cu_seqlens_kv_padded) O(max_seqlen_q) O(max_seqlen_kv)                 \
     O(pad_between_seqs) O(core_attention_bias_type) T(core_attention_bias) T(alibi_slopes)                           \
-    O(checkpoint_core_attention) O(inference_params) O(score_mod) T(qkv_layer) T(kv_layer) O(qkv_interleave_dim)
+    O(checkpoint_core_attention) O(inference_params) T(k_factors) T(v_factors) O(score_mod) T(qkv_layer) T(kv_layer) \
+    O(qkv_interleave_dim)
 #define TE__CROSS_FIELDS(T, O)                                                                                       \
     T(enc_dec_attn_mask) T(enc_dec_attn_mask_q) O(enc_dec_attn_mask_type) O(enc_dec_window)                          \
     O(enc_dec_bottom_right_diagonal)

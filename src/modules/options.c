@@ -25,6 +25,7 @@ static const te__field te__sdpa_call_later[] = {
 static const te__field te__sdpa_rule_later[] = {TE__LATER(attention_mask), TE__LATER(cu_seqlens_q),
                                                 TE__LATER(cu_seqlens_kv),  TE__LATER_OF_BOTH,
                                                 TE__LATER(kv_bshd),        TE__LATER(page_table),
+                                                TE__LATER(k_factors),      TE__LATER(v_factors),
                                                 TE__LATER(block_mask)};
 #undef TE__TYPE
 #undef TE__LATER_OF_BOTH

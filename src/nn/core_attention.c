@@ -90,6 +90,8 @@ static void te__attn_core_rule(te_module *m, const te_attn_call *c, te_attn_rule
     x->core_attention_bias_type = c->core_attention_bias_type;
     x->core_attention_bias = c->core_attention_bias;
     x->alibi_slopes = c->alibi_slopes;
+    x->k_factors = c->k_factors;
+    x->v_factors = c->v_factors;
     x->softmax_offset = te_tensor_cast(parameter ? parameter : x->softmax_offset, TE_F32);
     if (c->score_mod) x->score_mod = *c->score_mod;
 }
@@ -442,6 +444,8 @@ static te_result te__dpa_masks(te_module *m, const te_attn_call *c, te_tensor *p
         x->cu_seqlens_kv = step.rule.cu_seqlens_kv;
         x->max_seqlen_q = step.rule.max_seqlen_q;
         x->page_table = step.rule.page_table;
+        x->k_factors = step.rule.k_factors;
+        x->v_factors = step.rule.v_factors;
         part[1] = step.k;
         part[2] = step.v;
     } else if (te__attn_pads(x->mask))

@@ -386,6 +386,12 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *pa
     te_recipe inner;
     te_result result;
     if (!te__runs_fp8_attention(m, &cast)) return te__heads_joined(te__attention_run(parts, NULL, desc));
+    if (desc->rule.k_factors || desc->rule.v_factors)
+        return te__no_tensor(m->te, TE_ERR_UNSUPPORTED,
+                             "%s: keys are %s codes of a cache, whose rows have factors, and the recipe has %s, which "
+                             "has one factor for all: te_module_set_recipe(core, NULL, true) keeps this core in high "
+                             "precision, or make the cache in bf16",
+                             m->cls->name, te_dtype_name(parts[1]->dtype), cast.recipe.fp8_mha ? "fp8_mha" : "fp8_dpa");
     result = te__scaling_prepare(m, s, &call);
     inner = te__attention_inner_recipe(&cast.recipe);
     if (result == TE_OK && te__attention_measures(&cast.recipe)) result = te__scaling_slots(m, s, &inner, &call);

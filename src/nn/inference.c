@@ -20,6 +20,7 @@ typedef struct te__cached_state {
 typedef struct te__cached_layer {
     te_module *module; /* held, so that no other module gets its address */
     te_tensor *k, *v;  /* [pages, page_size, heads, d] */
+    te_tensor *k_factors, *v_factors; /* [pages, page_size, heads], of caches in E4M3, or NULL */
 } te__cached_layer;
 
 struct te_inference_params {
@@ -74,6 +75,8 @@ TE_API void te_inference_params_destroy(te_inference_params *c) {
     for (i = 0; i < c->num_layers; i++) {
         te_tensor_release(c->layers[i].k);
         te_tensor_release(c->layers[i].v);
+        te_tensor_release(c->layers[i].k_factors);
+        te_tensor_release(c->layers[i].v_factors);
         te__module_unhold(c->layers[i].module);
     }
     te__free(c->te, c->layers);
@@ -100,8 +103,13 @@ static te_result te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) 
             "the product of the first two at most 2^26",
             who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv,
             (long long)d->head_dim_k, (long long)d->head_dim_v, (long long)d->max_ctx_len);
-    if (!te__is_float(d->dtype))
-        return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; f32, f16 and bf16 are possible", who, te_dtype_name(d->dtype));
+    if (!te__is_float(d->dtype) && d->dtype != TE_F8E4M3)
+        return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; f32, f16, bf16 and e4m3 are possible", who,
+                        te_dtype_name(d->dtype));
+    if (d->dtype == TE_F8E4M3 && te__max(d->head_dim_k, d->head_dim_v) > TE__CODED_ROW)
+        return te__fail(te, TE_ERR_UNSUPPORTED,
+                        "%s: dtype e4m3, head_dim_k %lld and head_dim_v %lld; at most %d are possible", who,
+                        (long long)d->head_dim_k, (long long)d->head_dim_v, (int)TE__CODED_ROW);
     if (!d->is_paged && (d->page_size || d->total_num_pages))
         return te__fail(te, TE_ERR_INVALID,
                         "%s: page_size %lld and total_num_pages %lld without is_paged; set it, or leave them zero", who,
@@ -293,6 +301,7 @@ static te__cached_layer *te__cached_layer_of(te_inference_params *c, te_module *
     const te_inference_params_desc *d = &c->desc;
     te_ctx *te = c->te;
     te__cached_layer l;
+    const bool codes = d->dtype == TE_F8E4M3;
     bool warming;
     int i;
     for (i = 0; i < c->num_layers; i++)
@@ -310,11 +319,15 @@ static te__cached_layer *te__cached_layer_of(te_inference_params *c, te_module *
     l.k = te_tensor_retain(te_tensor_zeros(te, d->dtype, 4, shape));
     shape[3] = d->head_dim_v;
     l.v = te_tensor_retain(te_tensor_zeros(te, d->dtype, 4, shape));
+    l.k_factors = codes ? te_tensor_retain(te_tensor_zeros(te, TE_F8E8M0, 3, shape)) : NULL;
+    l.v_factors = codes ? te_tensor_retain(te_tensor_zeros(te, TE_F8E8M0, 3, shape)) : NULL;
     te__frame_end(te, NULL, 0);
     te->warming = warming;
-    if (!l.k || !l.v) {
+    if (!l.k || !l.v || (codes && !(l.k_factors && l.v_factors))) {
         te_tensor_release(l.k);
         te_tensor_release(l.v);
+        te_tensor_release(l.k_factors);
+        te_tensor_release(l.v_factors);
         return NULL;
     }
     l.module = te__module_hold(m);
@@ -356,6 +369,10 @@ static te_result te__inference_ready(const te_inference_params *c, const te_ctx 
     return TE_OK;
 }
 
+/* Returns true if the cache takes keys and values of this dtype. A cache in E4M3 makes codes of any. */
+static bool te__inference_takes(const te_inference_params *c, te_dtype dtype) {
+    return c->desc.dtype == TE_F8E4M3 ? te__is_float(dtype) : dtype == c->desc.dtype;
+}
 /* Checks that x (k or v) has the heads, the channels and the dtype of the cache. Also checks that x has at least the
  * tokens of the step. */
 static te_result te__inference_fits(const te_inference_params *c, const char *name, const te_tensor *x,
@@ -365,8 +382,8 @@ static te_result te__inference_fits(const te_inference_params *c, const char *na
     const int64_t n = c->now.num_sequences;
     char text[TE__SHAPE_TEXT];
     if (x->ndim != ndim || x->shape[ndim - 2] != c->desc.num_heads_kv || x->shape[ndim - 1] != channels ||
-        x->dtype != c->desc.dtype)
-        return te__fail(c->te, x->dtype != c->desc.dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE,
+        !te__inference_takes(c, x->dtype))
+        return te__fail(c->te, te__inference_takes(c, x->dtype) ? TE_ERR_SHAPE : TE_ERR_DTYPE,
                         "%s: %s is %s %s; the cache has %d heads of %lld channels in %s (%s)", who, name,
                         te_dtype_name(x->dtype), te__shape_text(x, text), c->desc.num_heads_kv, (long long)channels,
                         te_dtype_name(c->desc.dtype),
@@ -387,13 +404,15 @@ static bool te__inference_rows(te_inference_params *c, te_module *layer, const t
     const int64_t n = c->now.num_sequences;
     te__cached_layer *l;
     if (format == TE_THD || groups != c->desc.num_heads_kv || d != c->desc.head_dim_k || d != c->desc.head_dim_v ||
-        x->dtype != c->desc.dtype || x->shape[format == TE_BSHD ? 0 : 1] != n ||
+        !te__inference_takes(c, x->dtype) || x->shape[format == TE_BSHD ? 0 : 1] != n ||
         x->shape[format == TE_BSHD ? 1 : 0] < c->longest)
         return false;
     l = te__cached_layer_of(c, layer);
     if (!l) return false;
     rows->k = l->k;
     rows->v = l->v;
+    rows->k_factors = l->k_factors;
+    rows->v_factors = l->v_factors;
     rows->cu_seqlens = te__inference_cu_seqlens(c);
     rows->positions = te_inference_params_get_seqlens_pre_step(c);
     rows->page_table = te__cached_list(c, 3, n, c->pages_of_each);
@@ -428,6 +447,8 @@ TE_API te_result te_inference_params_step(te_inference_params *c, te_module *lay
     a.v = v;
     a.k_cache = step->k = l->k;
     a.v_cache = step->v = l->v;
+    a.k_factors = step->rule.k_factors = l->k_factors;
+    a.v_factors = step->rule.v_factors = l->v_factors;
     if (k->in_cache && v->in_cache) return TE_OK; /* te__inference_rows */
     a.format = format;
     a.cu_seqlens = step->rule.cu_seqlens_q;
@@ -456,6 +477,12 @@ TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_para
                         "te_inference_params_convert_paged_to_nonpaged: %s is NULL; the keys and the values go to "
                         "tensors of the caller's",
                         k ? "v" : "k");
+    if (c->desc.dtype == TE_F8E4M3)
+        return te__fail(c->te, TE_ERR_UNSUPPORTED,
+                        "te_inference_params_convert_paged_to_nonpaged: the cache is %s, whose rows have factors; f32, "
+                        "f16 and bf16 are possible. te_attention reads the pages with the rule of "
+                        "te_inference_params_step",
+                        te_dtype_name(c->desc.dtype));
     l = te__cached_layer_of(c, layer);
     if (!l) return te_error_code(c->te);
     *k = te__cached_whole(c, l->k);

@@ -140,6 +140,8 @@ enum {
     TE__ONNX_OF_cu_seqlens_kv_padded = TE__ONNX_NO_INPUT,
     TE__ONNX_OF_core_attention_bias = TE__ONNX_SCORES,
     TE__ONNX_OF_alibi_slopes = TE__ONNX_SLOPES,
+    TE__ONNX_OF_k_factors = TE__ONNX_NO_INPUT,
+    TE__ONNX_OF_v_factors = TE__ONNX_NO_INPUT,
     TE__ONNX_OF_qkv_layer = TE__ONNX_HIDDEN,
     TE__ONNX_OF_kv_layer = TE__ONNX_HIDDEN_KV,
     TE__ONNX_OF_enc_dec_attn_mask = TE__ONNX_SCORES_KV,

@@ -22,6 +22,7 @@ enum {
     TE__AS_U8 = 1 << TE_U8,
     TE__AS_MASK = TE__AS_U8 | TE__AS_INDEX,
     TE__AS_FLOAT = TE__AS_F32 | 1 << TE_F16 | 1 << TE_BF16,
+    TE__AS_CACHE = TE__AS_FLOAT | TE__AS_E4M3,
     TE__AS_AUX = TE__AS_FLOAT | TE__AS_MASK, /* tensors that expressions of the user read */
     TE__AS_FP8 = TE__AS_E4M3 | 1 << TE_F8E5M2,
     TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* Scales. The operation itself checks that the dtype of the
@@ -79,6 +80,9 @@ enum {
 #define TE__ARGS_column_sum(T, L) T(x, TE__IN_FLOAT) T(out, TE__SUM | TE__AS_FLOAT)
 #define TE__ARGS_embedding_fwd(T, L) T(ids, TE__IN_INDEX) T(table, TE__IN_FLOAT) T(y, TE__OUT_FLOAT)
 #define TE__ARGS_embedding_bwd(T, L) T(ids, TE__IN_INDEX) T(dy, TE__IN_FLOAT) T(dtable, TE__SUM | TE__AS_FLOAT)
+#define TE__CACHE_FACTORS(T) /* of a cache in E4M3 */ \
+    T(k_factors, TE__INOUT | TE__AS_E8M0 | TE__STRIDED | TE__OPT) \
+    T(v_factors, TE__INOUT | TE__AS_E8M0 | TE__STRIDED | TE__OPT)
 #define TE__GROUPS(T) T(groups, TE__IN_I32 | TE__OPT) /* the group of each row */
 #define TE__ARGS_amax(T, L) \
     T(x, TE__IN_FLOAT) T(amax, TE__KEPT | TE__AS_F32 | TE__STRIDED) T(noop, TE__IN_F32 | TE__OPT | TE__ONE) \
@@ -203,9 +207,10 @@ enum {
     T(v, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated && !(cached))) \
     T(rotated, parts | TE__AS_FLOAT | TE__SAME | TE__OPT) TE__ARGS_ROPE_ANGLES(T)
 #define TE__ARGS_qkv_rope(T, L) \
-    TE__ARGS_QKV(T, TE__IN, TE__OUT, a->k_cache) T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED | TE__OPT) \
-    T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED | TE__OPT) T(cu_seqlens, TE__IN_I32 | TE__OPT) \
-    T(cache_positions, TE__IN_I32 | TE__OPT) T(page_table, TE__IN_I32 | TE__OPT)
+    TE__ARGS_QKV(T, TE__IN, TE__OUT, a->k_cache) T(k_cache, TE__INOUT | TE__AS_CACHE | TE__STRIDED | TE__OPT) \
+    T(v_cache, TE__INOUT | TE__AS_CACHE | TE__STRIDED | TE__OPT) TE__CACHE_FACTORS(T) \
+    T(cu_seqlens, TE__IN_I32 | TE__OPT) T(cache_positions, TE__IN_I32 | TE__OPT) \
+    T(page_table, TE__IN_I32 | TE__OPT)
 #define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN, false)
 #define TE__ARGS_ATTN_RULE(T) \
     T(rule.attention_mask, TE__IN | 1 << TE_U8 | TE__STRIDED | TE__OPT) T(rule.cu_seqlens_q, TE__IN_I32 | TE__OPT) \
@@ -215,12 +220,14 @@ enum {
     T(rule.block_mask, TE__IN | 1 << TE_U8 | TE__OPT) T(rule.score_mod.aux[0], TE__IN | TE__AS_AUX | TE__OPT) \
     T(rule.score_mod.aux[1], TE__IN | TE__AS_AUX | TE__OPT) T(rule.score_mod.aux[2], TE__IN | TE__AS_AUX | TE__OPT) \
     T(rule.score_mod.aux[3], TE__IN | TE__AS_AUX | TE__OPT)
-#define TE__ARGS_ATTN_PAGES(T) T(rule.page_table, TE__IN_I32 | TE__OPT)
+#define TE__ARGS_ATTN_CACHE(T) \
+    T(rule.page_table, TE__IN_I32 | TE__OPT) T(rule.k_factors, TE__IN | TE__AS_E8M0 | TE__STRIDED | TE__OPT) \
+    T(rule.v_factors, TE__IN | TE__AS_E8M0 | TE__STRIDED | TE__OPT)
 #define TE__ARGS_attn_fwd(T, L) \
     T(q, TE__IN_FLOAT | TE__AS_FP8 | TE__STRIDED) T(k, TE__IN_FLOAT | TE__AS_FP8 | TE__STRIDED) \
     T(v, TE__IN_FLOAT | TE__AS_FP8 | TE__STRIDED) T(o, TE__OUT_FLOAT | TE__STRIDED) \
     T(lse, TE__OUT_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT) \
-    T(max_logit, TE__OUT_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T) TE__ARGS_ATTN_PAGES(T) \
+    T(max_logit, TE__OUT_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T) TE__ARGS_ATTN_CACHE(T) \
     T(fp8.s_scale, TE__IN_F32 | TE__OPT) T(fp8.s_amax, TE__INOUT_F32 | TE__OPT) \
     T(fp8.q_scale_inv, TE__IN_F32 | TE__OPT) T(fp8.k_scale_inv, TE__IN_F32 | TE__OPT) \
     T(fp8.v_scale_inv, TE__IN_F32 | TE__OPT)
@@ -253,7 +260,8 @@ enum {
 #define TE__ARGS_copy_to_kv_cache(T, L) \
     T(k, TE__IN_FLOAT | TE__STRIDED) T(v, TE__IN_FLOAT | TE__STRIDED) T(cu_seqlens, TE__IN_I32) \
     T(start_positions, TE__IN_I32) T(page_table, TE__IN_I32 | TE__OPT) \
-    T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED)
+    T(k_cache, TE__INOUT | TE__AS_CACHE | TE__STRIDED) T(v_cache, TE__INOUT | TE__AS_CACHE | TE__STRIDED) \
+    TE__CACHE_FACTORS(T)
 #define TE__ARGS_advance_kv_cache(T, L) \
     T(start_positions, TE__INOUT | TE__AS_I32) T(cu_seqlens_q, TE__OUT_I32) T(cu_seqlens_kv, TE__OUT_I32)
 #define TE__ARGS_detect_causal_mask(T, L) \

@@ -169,6 +169,31 @@ static te_result te__want_heads(te_ctx *te, const char *op, const char *name, co
                         te__shape_text(x, text));
     return te__want_channels(te, op, name, x);
 }
+/* Checks that `factors`, one for each row of `x`, are given if x has E4M3 codes of a KV cache, and only then. x has the
+ * dimensions of heads and channels at last. */
+enum { TE__CODED_ROW = 1024 };
+static te_result te__want_factors(te_ctx *te, const char *op, const char *name, const te_tensor *x,
+                                  const char *factors_name, const te_tensor *factors) {
+    const bool codes = x->dtype == TE_F8E4M3;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!codes == !factors) {
+        if (!codes) return TE_OK;
+        if (x->shape[x->ndim - 1] > TE__CODED_ROW)
+            return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s in e4m3, which takes heads of at most %d channels",
+                            op, name, te__shape_text(x, a), (int)TE__CODED_ROW);
+        if (factors->ndim == x->ndim - 1 &&
+            memcmp(factors->shape, x->shape, (size_t)factors->ndim * sizeof(int64_t)) == 0)
+            return TE_OK;
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; each row has one factor: %s without channels", op,
+                        name, te__shape_text(x, a), factors_name, te__shape_text(factors, b), name);
+    }
+    return codes ? te__fail(te, TE_ERR_STATE,
+                            "%s: %s is e4m3 and %s is NULL; codes need the factors of their rows, e8m0, %s without "
+                            "channels",
+                            op, name, factors_name, name)
+                 : te__fail(te, TE_ERR_INVALID, "%s: %s is %s and %s is given, which belongs to e4m3; leave it NULL",
+                            op, name, te_dtype_name(x->dtype), factors_name);
+}
 static te_result te__want_format(te_ctx *te, const char *op, te_qkv_format format) {
     if (format == TE_SBHD || format == TE_BSHD) return TE_OK;
     return te__fail(te, format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID,

@@ -13,6 +13,7 @@ typedef struct setup {
     te_softmax_type softmax;
     bool learned_bias, decoder;
     int64_t channels; /* of a head; 0: D */
+    bool codes;       /* the cache is in E4M3 */
 } setup;
 
 /* Sequences' tokens, and the steps in which they come: the new tokens of each, 0 for a sequence that is not there. Sequence 1 ends after step 3, 3 begins in 4, 4 when 0 has
@@ -37,7 +38,7 @@ static te_module *make_layers(te_ctx *te, const setup *c) {
     return te_sequential_create(te, layers, LAYERS);
 }
 static te_inference_params *make_cache(te_ctx *te, const setup *c) {
-    te_inference_params_desc d = {.max_batch_size = 3, .max_sequence_length = MOST, .num_heads_kv = G, .head_dim_k = c->channels ? c->channels : D, .dtype = c->dtype};
+    te_inference_params_desc d = {.max_batch_size = 3, .max_sequence_length = MOST, .num_heads_kv = G, .head_dim_k = c->channels ? c->channels : D, .dtype = c->codes ? TE_F8E4M3 : c->dtype};
     d.is_paged = c->page_size > 0;
     d.page_size = c->page_size;
     d.total_num_pages = c->pages;
@@ -52,13 +53,21 @@ static te_tensor *encoded(te_ctx *te, const setup *c, int64_t n) {
     return test_tensor(te, c->dtype, SHAPE(c->format == TE_BSHD ? n : 3, c->format == TE_BSHD ? 3 : n, WIDE), x);
 }
 
-/* A sequence at once, without a cache. */
+/* A sequence at once, without a cache or, if that has codes, as the first step of one. */
 static float *whole(te_ctx *te, te_module *m, const setup *c, int sequence, const te_rotary_desc *rotary) {
     const int64_t n = length[sequence];
     te_tensor *x = c->format == TE_THD ? test_tensor(te, c->dtype, SHAPE(n, WIDE), tokens_of(sequence))
                                        : test_tensor(te, c->dtype, SHAPE(c->format == TE_BSHD ? 1 : n, c->format == TE_BSHD ? n : 1, WIDE), tokens_of(sequence));
     te_forward_args args = {.input = x, .rotary = rotary};
     if (c->decoder) args.encoder_output = encoded(te, c, 1);
+    if (c->codes) {
+        te_inference_params *cache = make_cache(te, c);
+        te_inference_params_pre_step(cache, (const int64_t[]){1}, &n, 1);
+        args.attention.inference_params = cache;
+        float *y = test_read(te_forward_with(m, &args));
+        te_inference_params_destroy(cache);
+        return y;
+    }
     if (c->format == TE_THD) args.attention.attn_mask_type = TE_MASK_PADDING_CAUSAL, args.attention.cu_seqlens_q = test_i32(te, SHAPE(2), (const int64_t[]){0, n});
     return test_read(te_forward_with(m, &args));
 }
@@ -94,7 +103,8 @@ static void check_setup(te_ctx *te, const setup *c) {
     const te_rotary_desc rotary = {.base = 50, .seq_len_interpolation_factor = 1.5f, .pretrained_max_position_embeddings = 8, .max_seqlen = MOST}; /* squeezed alike in all steps */
     /* f32: sums over channels may be cut elsewhere in a product of more rows; bf16: a rounding that turns the other way moves an element by 2^-8 of it, and each of two layers has a few
      * behind each other; on CUDA products of f32 are TF32, good for 2^-11 each */
-    const double near = c->dtype != TE_F32 ? 6e-2 : te_ctx_is_cuda(te) ? 1e-2 : 2e-5;
+    /* codes: where such a difference makes a key or a value get a neighbouring code, that is 1/8 away; of f32 on the CPU none does */
+    const double near = (c->dtype != TE_F32 ? 6e-2 : te_ctx_is_cuda(te) ? 1e-2 : 2e-5) * (c->codes && (c->dtype != TE_F32 || te_ctx_is_cuda(te)) ? 4 : 1);
     float *out[SEQUENCES];
     int64_t done[SEQUENCES] = {0};
     te_module *m = make_layers(te, c);
@@ -136,7 +146,12 @@ TE_TEST_DEVICES(inference_with_other_options) {
                           {.format = TE_SBHD, .dtype = TE_F32, .decoder = true, .page_size = 8},
                           {.format = TE_BSHD, .dtype = TE_F16, .decoder = true},
                           {.format = TE_BSHD, .dtype = TE_F32, .channels = 320, .page_size = 8}, /* which attention goes through in chunks */
-                          {.format = TE_THD, .dtype = TE_F32, .channels = 516}};
+                          {.format = TE_THD, .dtype = TE_F32, .channels = 516},
+                          {.format = TE_BSHD, .dtype = TE_F32, .codes = true},
+                          {.format = TE_SBHD, .dtype = TE_F32, .codes = true, .page_size = 4, .norm = TE_QK_NORM_RMSNORM},
+                          {.format = TE_THD, .dtype = TE_F32, .codes = true, .page_size = 8, .channels = 48},
+                          {.format = TE_SBHD, .dtype = TE_BF16, .codes = true, .page_size = 8, .channels = 64},
+                          {.format = TE_BSHD, .dtype = TE_F16, .codes = true, .channels = 32, .window = {true, 3, 0}}};
     for (int i = 0; i < COUNT(list); i++) {
         test_case("setup %d", i);
         te_scope_begin(te);
@@ -193,26 +208,27 @@ TE_TEST_DEVICES(inference_full_cache_loses_nothing) {
 
 /* One captured step of decoding serves all later ones: their numbers come from the cache. */
 TE_TEST_DEVICES(inference_in_a_graph) {
-    for (int paged = 0; paged < 2; paged++) {
-        const setup c = {.format = TE_SBHD, .dtype = TE_F32, .page_size = paged ? 4 : 0};
+    for (int n = 0; n < 4; n++) {
+        const bool paged = n % 2, codes = n / 2;
+        const setup c = {.format = TE_SBHD, .dtype = codes ? TE_BF16 : TE_F32, .page_size = paged ? codes ? 8 : 4 : 0, .codes = codes};
         const te_rotary_desc rotary = {.base = 50};
         enum { TAIL = 5 };
         float *want[TAIL], *first = test_normal(7 * 2 * WIDE, 3), *next = test_normal(TAIL * 2 * WIDE, 4);
-        test_case(paged ? "in pages" : "plain");
+        test_case("%s%s", paged ? "in pages" : "plain", codes ? " in e4m3" : "");
         te_module *m = make_layers(te, &c);
         REQUIRE_OK(te);
         te_no_grad_begin(te);
         for (int graphed = 0; graphed < 2; graphed++) {
             te_inference_params *cache = make_cache(te, &c);
-            te_tensor *x = te_tensor_empty(te, TE_F32, SHAPE(1, 2, WIDE)), *y = NULL;
+            te_tensor *x = te_tensor_empty(te, c.dtype, SHAPE(1, 2, WIDE)), *y = NULL;
             te_graph *graph = NULL;
-            te_forward_args args = {.input = test_tensor(te, TE_F32, SHAPE(7, 2, WIDE), first), .rotary = &rotary, .attention.inference_params = cache};
+            te_forward_args args = {.input = test_tensor(te, c.dtype, SHAPE(7, 2, WIDE), first), .rotary = &rotary, .attention.inference_params = cache};
             te_inference_params_allocate_memory(cache, m);
             te_inference_params_pre_step(cache, (const int64_t[]){3, 4}, (const int64_t[]){7, 5}, 2);
             te_forward_with(m, &args);
             args.input = x;
             for (int i = 0; i < TAIL; i++) {
-                te_tensor_copy_from_host(x, next + i * 2 * WIDE);
+                te_tensor_copy(x, test_tensor(te, TE_F32, SHAPE(1, 2, WIDE), next + i * 2 * WIDE));
                 te_inference_params_pre_step(cache, (const int64_t[]){3, 4}, (const int64_t[]){1, 1}, 2);
                 REQUIRE_OK(te);
                 if (!graphed || i == 0) y = te_forward_with(m, &args);
@@ -227,9 +243,9 @@ TE_TEST_DEVICES(inference_in_a_graph) {
                 else want[i] = test_read(y);
             }
             if (graph) { /* one sequence has ended: its place is there, and changes nothing for the other */
-                te_forward_args one = {.input = test_tensor(te, TE_F32, SHAPE(1, 1, WIDE), next), .rotary = &rotary, .attention.inference_params = cache};
-                const double near = te_ctx_is_cuda(te) ? 1e-2 : 2e-5; /* a product of one row may be summed up otherwise; TF32 on CUDA */
-                te_tensor_copy_from_host(x, next);
+                te_forward_args one = {.input = test_tensor(te, c.dtype, SHAPE(1, 1, WIDE), next), .rotary = &rotary, .attention.inference_params = cache};
+                const double near = codes ? 6e-2 : te_ctx_is_cuda(te) ? 1e-2 : 2e-5; /* a product of one row may be summed up otherwise; TF32 on CUDA; bf16 */
+                te_tensor_copy(x, test_tensor(te, TE_F32, SHAPE(1, 2, WIDE), next));
                 te_inference_params_pre_step(cache, (const int64_t[]){3}, (const int64_t[]){1}, 1);
                 CHECK_EQ_INT(te_graph_launch(graph), TE_OK);
                 CHECK_CLOSE("the other sequence", test_read(te_forward_with(m, &one)), test_read(y), WIDE, near, near);
@@ -397,7 +413,8 @@ TE_TEST(inference_refusals) {
         const char *says;
     } descs[] = {{{.max_batch_size = 0, .max_sequence_length = 8, .num_heads_kv = 1, .head_dim_k = 4}, TE_ERR_INVALID, "max_batch_size 0, max_sequence_length 8"},
                  {{.max_batch_size = 1 << 20, .max_sequence_length = 1 << 20, .num_heads_kv = 1, .head_dim_k = 4}, TE_ERR_INVALID, "the product of the first two at most 2^26"},
-                 {{.max_batch_size = 2, .max_sequence_length = 8, .num_heads_kv = 1, .head_dim_k = 4, .dtype = TE_I32}, TE_ERR_DTYPE, "dtype i32; f32, f16 and bf16 are possible"},
+                 {{.max_batch_size = 2, .max_sequence_length = 8, .num_heads_kv = 1, .head_dim_k = 4, .dtype = TE_I32}, TE_ERR_DTYPE, "dtype i32; f32, f16, bf16 and e4m3 are possible"},
+                 {{.max_batch_size = 2, .max_sequence_length = 8, .num_heads_kv = 1, .head_dim_k = 1032, .dtype = TE_F8E4M3}, TE_ERR_UNSUPPORTED, "head_dim_k 1032 and head_dim_v 1032; at most 1024"},
                  {{.max_batch_size = 2, .max_sequence_length = 8, .num_heads_kv = 1, .head_dim_k = 4, .page_size = 4}, TE_ERR_INVALID, "page_size 4 and total_num_pages 0 without is_paged"},
                  {{.max_batch_size = 2, .max_sequence_length = 8, .num_heads_kv = 1, .head_dim_k = 4, .is_paged = true, .page_size = 3}, TE_ERR_INVALID, "page_size 3, max_sequence_length 8"}};
     for (int i = 0; i < COUNT(descs); i++) {
@@ -434,6 +451,25 @@ TE_TEST(inference_refusals) {
     args.rotary = NULL;
     CHECK(te_forward_with(m, &args) != NULL);
     CHECK_OK(te);
+    te_module_destroy(m);
+    te_inference_params_destroy(cache);
+
+    /* a cache in E4M3 and a recipe with attention in FP8, and what it has no copy of */
+    const setup coded = {.format = TE_BSHD, .dtype = TE_BF16, .codes = true};
+    te_recipe recipe = te_recipe_current_scaling();
+    recipe.fp8_dpa = true;
+    cache = make_cache(te, &coded);
+    m = make_layers(te, &coded);
+    args = (te_forward_args){.input = te_tensor_zeros(te, TE_BF16, SHAPE(1, 2, WIDE)), .attention.inference_params = cache};
+    te_inference_params_pre_step(cache, (const int64_t[]){1}, (const int64_t[]){2}, 1);
+    REQUIRE_OK(te);
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe});
+    CHECK(!te_forward_with(m, &args));
+    te_autocast_end(te);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "keys are e4m3 codes of a cache, whose rows have factors, and the recipe has fp8_dpa");
+    te_tensor *whole_k, *whole_v;
+    te_inference_params_convert_paged_to_nonpaged(cache, m, &whole_k, &whole_v);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "the cache is e4m3, whose rows have factors");
     te_module_destroy(m);
     te_inference_params_destroy(cache);
 

@@ -10,6 +10,7 @@ typedef struct decode_case {
     te_attn_rule rule; /* without its tensors */
     bool paged, sinks, bias, short_q; /* short_q: the last sequence has one query less than s_q */
     int page; /* 0: 16 */
+    bool codes; /* the cache is in E4M3 */
 } decode_case;
 typedef struct decode_result {
     float *o, *lse;
@@ -17,6 +18,21 @@ typedef struct decode_result {
 
 /* Values of sequence `id`, the same wherever it stands. */
 static void fill(float *to, int64_t n, int id, int part) { memcpy(to, test_normal(n, (uint64_t)(7 + 10 * id + part)), (size_t)n * sizeof *to); }
+
+/* A cache in E4M3 of the rows of x, [pages, rows, heads, d], and its factors. */
+static te_tensor *coded(te_ctx *te, te_tensor *x, te_tensor **factors) {
+    const int64_t *shape = te_tensor_shape(x);
+    int32_t *cu = (int32_t *)test_alloc((size_t)(shape[0] + 1) * sizeof *cu);
+    te_tensor *codes = te_tensor_empty(te, TE_F8E4M3, 4, shape);
+    *factors = te_tensor_empty(te, TE_F8E8M0, 3, shape);
+    for (int64_t i = 0; i <= shape[0]; i++) cu[i] = (int32_t)(i * shape[1]);
+    te_op_copy_to_kv_cache_args a = {.k = x, .v = x, .k_cache = codes, .v_cache = codes, .k_factors = *factors, .v_factors = *factors, .format = TE_BSHD};
+    a.v_cache = te_tensor_empty(te, TE_F8E4M3, 4, shape), a.v_factors = te_tensor_empty(te, TE_F8E8M0, 3, shape);
+    a.cu_seqlens = te_tensor_from_host(te, TE_I32, SHAPE(shape[0] + 1), cu);
+    a.start_positions = te_tensor_zeros(te, TE_I32, SHAPE(shape[0]));
+    te_op_copy_to_kv_cache(te, &a);
+    return codes;
+}
 
 /* Attends from sequences ids[0 .. c->b - 1], whose values and lengths go by their id. Rows of the cache behind a sequence's end are NaN. */
 static decode_result decode(te_ctx *te, const decode_case *c, const int *ids, te_dtype dtype, bool paged) {
@@ -34,6 +50,8 @@ static decode_result decode(te_ctx *te, const decode_case *c, const int *ids, te
         cu_q[i + 1] = cu_q[i] + (int32_t)(c->s_q - (c->short_q && i == c->b - 1)), cu_kv[i + 1] = cu_kv[i] + (int32_t)n;
         fill(q + i * c->s_q * c->heads * c->d, c->s_q * c->heads * c->d, ids[i], 0);
         fill(keys, n * row_k, ids[i], 1), fill(values, n * row_v, ids[i], 2);
+        for (int64_t j = 0; c->codes && j < n * row_k; j++) keys[j] *= ldexpf(1, -(int)(j / row_k % 3)); /* rows of different sizes, up to 8 times as large */
+        for (int64_t j = 0; c->codes && j < n * row_v; j++) values[j] *= ldexpf(1, (int)(j / row_v % 7) - 3);
         if (c->bias) fill(bias + i * c->heads * c->s_q * c->room, c->heads * c->s_q * c->room, ids[i], 3);
         for (int64_t j = 0; j < n; j++) {
             int64_t row = i * c->room + j;
@@ -47,8 +65,10 @@ static decode_result decode(te_ctx *te, const decode_case *c, const int *ids, te
     /* bf16 or f16 values that f32 has, too */
     te_tensor *x = test_tensor(te, c->dtype, SHAPE(b, c->s_q, c->heads, c->d), q);
     a.q = te_tensor_cast(x, dtype);
-    a.k = te_tensor_cast(paged ? test_tensor(te, c->dtype, SHAPE(b * pages_of_each, PAGE, c->groups, c->d), k) : test_tensor(te, c->dtype, SHAPE(b, c->room, c->groups, c->d), k), dtype);
-    a.v = te_tensor_cast(paged ? test_tensor(te, c->dtype, SHAPE(b * pages_of_each, PAGE, c->groups, c->d_v), v) : test_tensor(te, c->dtype, SHAPE(b, c->room, c->groups, c->d_v), v), dtype);
+    te_tensor *of_k = paged ? test_tensor(te, c->dtype, SHAPE(b * pages_of_each, PAGE, c->groups, c->d), k) : test_tensor(te, c->dtype, SHAPE(b, c->room, c->groups, c->d), k);
+    te_tensor *of_v = paged ? test_tensor(te, c->dtype, SHAPE(b * pages_of_each, PAGE, c->groups, c->d_v), v) : test_tensor(te, c->dtype, SHAPE(b, c->room, c->groups, c->d_v), v);
+    a.k = c->codes ? coded(te, of_k, &a.rule.k_factors) : te_tensor_cast(of_k, dtype);
+    a.v = c->codes ? coded(te, of_v, &a.rule.v_factors) : te_tensor_cast(of_v, dtype);
     a.o = te_tensor_empty(te, dtype, SHAPE(b, c->s_q, c->heads, c->d_v));
     a.lse = te_tensor_empty(te, TE_F32, SHAPE(b, c->heads, c->s_q));
     a.rule.cu_seqlens_q = te_tensor_from_host(te, TE_I32, SHAPE(b + 1), cu_q);
@@ -67,17 +87,18 @@ static void check_decode(te_ctx *te, te_ctx *cpu, decode_case c) {
     const int64_t rows = c.heads * c.s_q;
     if (!c.d_v) c.d_v = c.d;
     if (!c.rule.mask) c.rule.mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
-    test_case("%s heads %d/%d d %d, %d queries %d room %d%s", te_dtype_name(c.dtype), (int)c.heads, (int)c.groups, (int)c.d, (int)c.d_v, (int)c.s_q, (int)c.room, c.paged ? " paged" : "");
+    test_case("%s heads %d/%d d %d, %d queries %d room %d%s", te_dtype_name(c.dtype), (int)c.heads, (int)c.groups, (int)c.d, (int)c.d_v, (int)c.s_q, (int)c.room, c.paged ? " paged" : c.codes ? " e4m3" : "");
     const int64_t n = c.b * c.heads * c.s_q * c.d_v;
     decode_result got = decode(te, &c, in_order, c.dtype, c.paged), again = decode(te, &c, in_order, c.dtype, c.paged), want = decode(cpu, &c, in_order, TE_F32, c.paged);
     REQUIRE_OK(te);
     REQUIRE_OK(cpu);
     /* o is a mean of values of size 1, rounded to the format, as is P before: two roundings of 2^-9 for bf16, 2^-12 for f16 */
-    const double step = c.dtype == TE_BF16 ? 1.0 / 512 : 1.0 / 4096;
+    const double step = (c.dtype == TE_BF16 ? 1.0 / 512 : 1.0 / 4096) * (c.codes ? 8 : 1); /* values up to 8 times as large */
     CHECK_CLOSE("o", got.o, want.o, n, 2 * step, 2 * step);
     CHECK_CLOSE("lse", got.lse, want.lse, c.b * rows, 1e-5, 2e-5); /* sums in f32, ex2.approx within 2 ulp */
     CHECK(memcmp(got.o, again.o, (size_t)n * 4) == 0 && memcmp(got.lse, again.lse, (size_t)(c.b * rows) * 4) == 0);
     if (c.bias || c.short_q) return; /* a bias has rows of the cache's length */
+    if (c.s_q * (c.heads / c.groups) > 16) return; /* kernels of many queries */
     const int64_t PAGE = c.page ? c.page : 16;
     /* alone, in a larger cache, and in pages or not */
     const int64_t each = c.heads * c.s_q * c.d_v;
@@ -112,6 +133,23 @@ TE_TEST_DEVICES(attn_decode) {
         {.dtype = TE_BF16, .heads = 8, .groups = 2, .d = 128, .s_q = 2, .room = 1536, .b = 3, .lengths = {1530, 0, 80}, .rule = {.window = {true, 101, 0}}, .paged = true, .page = 48},
         {.dtype = TE_BF16, .heads = 8, .groups = 4, .d = 64, .s_q = 3, .room = 400, .b = 2, .lengths = {400, 77}, .short_q = true},
         {.dtype = TE_BF16, .heads = 4, .groups = 4, .d = 64, .s_q = 1, .room = 333, .b = 2, .lengths = {333, 90}, .paged = true, .page = 333},
+        /* caches in E4M3: every head size, 8 and 16 rows of queries, all that a rule may say, and heads that are no multiple of 16 or of 8 channels */
+        {.codes = true, .dtype = TE_BF16, .heads = 8, .groups = 2, .d = 128, .s_q = 1, .room = 2048, .b = 5, .lengths = {1, 63, 1999, 64, 2048}},
+        {.codes = true, .dtype = TE_BF16, .heads = 8, .groups = 2, .d = 128, .s_q = 3, .room = 2048, .b = 5, .lengths = {5, 2048, 700, 65, 3}, .paged = true},
+        {.codes = true, .dtype = TE_F16, .heads = 8, .groups = 2, .d = 128, .s_q = 2, .room = 1000, .b = 3, .lengths = {3, 1000, 517}},
+        {.codes = true, .dtype = TE_BF16, .heads = 16, .groups = 1, .d = 48, .s_q = 1, .room = 6000, .b = 2, .lengths = {6000, 5001}},
+        {.codes = true, .dtype = TE_BF16, .heads = 6, .groups = 3, .d = 96, .s_q = 5, .room = 300, .b = 2, .lengths = {300, 29}},
+        {.codes = true, .dtype = TE_BF16, .heads = 2, .groups = 1, .d = 256, .s_q = 2, .room = 900, .b = 2, .lengths = {900, 333}},
+        {.codes = true, .dtype = TE_BF16, .heads = 3, .groups = 3, .d = 192, .d_v = 128, .s_q = 16, .room = 512, .b = 2, .lengths = {500, 100}, .paged = true},
+        {.codes = true, .dtype = TE_BF16, .heads = 2, .groups = 2, .d = 16, .d_v = 32, .s_q = 1, .room = 200, .b = 2, .lengths = {200, 3}},
+        {.codes = true, .dtype = TE_BF16, .heads = 8, .groups = 2, .d = 64, .s_q = 2, .room = 608, .b = 2, .lengths = {600, 90}, .rule = {.softcap = 5, .window = {true, 101, 0}, .softmax_type = TE_SOFTMAX_LEARNABLE}, .sinks = true, .paged = true},
+        {.codes = true, .dtype = TE_BF16, .heads = 8, .groups = 2, .d = 64, .s_q = 1, .room = 600, .b = 2, .lengths = {600, 90}, .rule = {.core_attention_bias_type = TE_ATTN_BIAS_ALIBI}},
+        {.codes = true, .dtype = TE_BF16, .heads = 8, .groups = 2, .d = 64, .s_q = 3, .room = 300, .b = 2, .lengths = {300, 90}, .rule = {.core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE}, .bias = true},
+        {.codes = true, .dtype = TE_BF16, .heads = 4, .groups = 2, .d = 40, .s_q = 1, .room = 300, .b = 2, .lengths = {300, 90}},
+        {.codes = true, .dtype = TE_BF16, .heads = 4, .groups = 2, .d = 20, .s_q = 1, .room = 300, .b = 2, .lengths = {300, 90}},
+        {.codes = true, .dtype = TE_BF16, .heads = 8, .groups = 2, .d = 128, .s_q = 70, .room = 720, .b = 3, .lengths = {720, 80, 301}},
+        {.codes = true, .dtype = TE_F16, .heads = 4, .groups = 2, .d = 64, .s_q = 40, .room = 640, .b = 2, .lengths = {640, 40}, .paged = true, .page = 20},
+        {.codes = true, .dtype = TE_F32, .heads = 4, .groups = 2, .d = 64, .s_q = 2, .room = 320, .b = 2, .lengths = {300, 40}, .paged = true},
     };
     for (int i = 0; i < COUNT(cases); i++) check_decode(te, cpu, cases[i]);
     /* more sequences than the counters of a launch: 130 copies of one, with 8 heads of keys each */
@@ -133,6 +171,38 @@ TE_TEST_DEVICES(attn_decode) {
     }
 }
 
+TE_TEST(attn_cache_refusals) {
+    te_ctx *te = test_context("cpu");
+    if (!te) return;
+    te_tensor *q = te_tensor_zeros(te, TE_BF16, SHAPE(1, 2, 4, 16)), *o = te_tensor_zeros(te, TE_BF16, SHAPE(1, 2, 4, 16)), *k = te_tensor_zeros(te, TE_F8E4M3, SHAPE(1, 9, 2, 16)), *one = te_tensor_full(te, TE_F32, SHAPE(1), 1);
+    te_tensor *numbers = te_tensor_zeros(te, TE_BF16, SHAPE(1, 9, 2, 16)), *factors = te_tensor_zeros(te, TE_F8E8M0, SHAPE(1, 9, 2));
+    const te_op_attn_fwd_args good = {.q = q, .k = k, .v = k, .o = o, .format = TE_BSHD, .rule = {.mask = TE_MASK_NONE, .k_factors = factors, .v_factors = factors}};
+    te_op_attn_fwd_args a = good;
+    CHECK_EQ_INT(te_op_attn_fwd(te, &a), TE_OK);
+#define REFUSED(code, says)      \
+    te_op_attn_fwd(te, &a);      \
+    CHECK_ERROR(te, code, says); \
+    a = good
+    a.v = numbers;
+    REFUSED(TE_ERR_DTYPE, "q is bf16, k is e4m3 and v is bf16");
+    a.k = te_tensor_zeros(te, TE_F8E5M2, SHAPE(1, 9, 2, 16));
+    REFUSED(TE_ERR_DTYPE, "k is e5m2 and v is e4m3");
+    a.rule.v_factors = NULL;
+    REFUSED(TE_ERR_STATE, "v is e4m3 and rule.v_factors is NULL");
+    a.k = a.v = numbers;
+    REFUSED(TE_ERR_INVALID, "k is bf16 and rule.k_factors is given");
+    a.rule.k_factors = te_tensor_zeros(te, TE_F8E8M0, SHAPE(1, 8, 2));
+    REFUSED(TE_ERR_SHAPE, "k is [1, 9, 2, 16] and rule.k_factors is [1, 8, 2]");
+    a.rule.k_factors = te_tensor_zeros(te, TE_F32, SHAPE(1, 9, 2));
+    REFUSED(TE_ERR_DTYPE, "rule.k_factors");
+    a.fp8.s_dtype = TE_F8E4M3;
+    REFUSED(TE_ERR_INVALID, "q is bf16 and k is e4m3, and a field of fp8 is given");
+    a.q = te_tensor_zeros(te, TE_F8E4M3, SHAPE(1, 2, 4, 16)), a.fp8.q_scale_inv = a.fp8.k_scale_inv = a.fp8.v_scale_inv = one;
+    REFUSED(TE_ERR_INVALID, "q is e4m3 and rule.k_factors is given");
+    CHECK_EQ_INT(te_op_attn_fwd(te, &a), TE_OK);
+#undef REFUSED
+}
+
 TE_TEST(attn_decode_plans) {
     static const char *const devices[] = {"sm_80", "sm_86", "sm_90", "sm_100", "sm_120"};
     te_ctx *te = test_context("cpu");
@@ -149,6 +219,10 @@ TE_TEST(attn_decode_plans) {
                 CHECK_MSG(!strstr(e.kernels, "attn/attn_decode") == (rows == 5), "%s, %d rows: %s", devices[i], rows, e.kernels);
                 if (rows == 1) CHECK_STR(e.why, "few queries: keys split over blocks");
                 if (rows == 1) CHECK_EQ_INT(e.launches, 1);
+                a.k = a.v = te_tensor_describe(te, TE_F8E4M3, SHAPE(2, 8192, 8, d)), a.rule.k_factors = a.rule.v_factors = te_tensor_describe(te, TE_F8E8M0, SHAPE(2, 8192, 8));
+                CHECK(te_explain(te, TE_OP_ATTN_FWD, &a, devices[i], &e) == TE_OK && e.supported && e.deterministic);
+                CHECK_MSG(!strstr(e.kernels, "attn/attn_decode") == (rows == 5) && !strstr(e.kernels, "attn/attn_cache_numbers") == (rows == 1), "%s, %d rows: %s", devices[i], rows, e.kernels);
+                a.rule.k_factors = a.rule.v_factors = NULL;
             }
         }
     CHECK_OK(te);

@@ -278,6 +278,7 @@ static bool add_more(te_ctx *te, call *c, int way) {
         return way < (c->op == TE_OP_ROPE || (c->op == TE_OP_QKV_ROPE && c->args.qkv_rope.k_cache) ? 2 : 3);
     }
     case TE_OP_ATTN_FWD:
+        if (c->args.attn_fwd.rule.k_factors) return false; /* a cache of codes has neither dropout nor fp8 */
         c->args.attn_fwd.rng = rng;
         c->args.attn_fwd.rule.dropout_p = 0.1f;
         c->args.attn_fwd.fp8.s_dtype = TE_F8E4M3;

@@ -81,6 +81,40 @@ TE_TEST_DEVICES(kv_copies_of_strided_heads) {
         for (int k = 0; k < 2 * G * D; k++) CHECK(got[i * 2 * G * D + k] == (i == 1 || i == 2 ? x[(i - 1) * 3 * G * D + G * D + k] : 0));
 }
 
+/* Rows of E4M3 codes: the least power of two that is not below max |x| / 448, and the nearest code of x over it. */
+TE_TEST_DEVICES(kv_copies_become_codes) {
+    for (int n = 0; n < 3 * 3; n++) {
+        enum { T = 7, HEADS = 3 };
+        const te_dtype dtype = n % 3 == 0 ? TE_F32 : n % 3 == 1 ? TE_BF16 : TE_F16;
+        const int d = n / 3 == 0 ? 128 : n / 3 == 1 ? 5 : 1024;
+        float *x = test_normal(T * HEADS * d, 3), *scaled = test_floats(T * HEADS * d), *factors = test_floats(T * HEADS);
+        test_case("%s, %d channels", te_dtype_name(dtype), d);
+        for (int r = 0; r < T * HEADS; r++)
+            for (int c = 0; c < d; c++) x[r * d + c] *= r == 3 ? 0 : ldexpf(1, (r % 9 - 4) * 2); /* rows of all sizes, and one of zeros */
+        x[5 * d + 1] = 448 * 4, x[5 * d] = NAN; /* the largest of its row, a power of two times 448, beside a NaN */
+        x = test_rounded(dtype, x, T * HEADS * d);
+        for (int r = 0; r < T * HEADS; r++) {
+            float top = 0, power = ldexpf(1, -127);
+            for (int c = 0; c < d; c++) top = fmaxf(top, fabsf(x[r * d + c]));
+            while (448 * power < top) power *= 2;
+            factors[r] = power;
+            for (int c = 0; c < d; c++) scaled[r * d + c] = x[r * d + c] / power;
+        }
+        scaled = test_rounded(TE_F8E4M3, scaled, T * HEADS * d);
+        te_tensor *k = test_tensor(te, dtype, SHAPE(1, T, HEADS, d), x), *codes[2], *of_rows[2];
+        for (int i = 0; i < 2; i++) codes[i] = test_guarded(te, TE_F8E4M3, SHAPE(1, T, HEADS, d)), of_rows[i] = test_guarded(te, TE_F8E8M0, SHAPE(1, T, HEADS));
+        te_op_copy_to_kv_cache_args a = {.k = k, .v = k, .k_cache = codes[0], .v_cache = codes[1], .k_factors = of_rows[0], .v_factors = of_rows[1], .format = TE_BSHD};
+        a.cu_seqlens = test_i32(te, SHAPE(2), (const int64_t[]){0, T});
+        a.start_positions = test_i32(te, SHAPE(1), (const int64_t[]){0});
+        te_op_copy_to_kv_cache(te, &a);
+        REQUIRE_OK(te);
+        for (int i = 0; i < 2; i++) {
+            CHECK_TENSOR(of_rows[i], factors, 0, 0);
+            CHECK_TENSOR(codes[i], scaled, 0, 0);
+        }
+    }
+}
+
 TE_TEST(kv_refusals) {
     te_ctx *te = test_context("cpu");
     te_tensor *k = te_tensor_zeros(te, TE_F32, SHAPE(S, B, G, D)), *v = te_tensor_zeros(te, TE_F32, SHAPE(S, B, G, DV)), *k_cache = te_tensor_zeros(te, TE_F32, SHAPE(B, ROOM, G, D));
@@ -108,6 +142,14 @@ TE_TEST(kv_refusals) {
     REFUSED(TE_ERR_SHAPE, "start_positions is [2]; 3 elements are needed");
     a.page_table = te_tensor_zeros(te, TE_I32, SHAPE(2, 3));
     REFUSED(TE_ERR_SHAPE, "page_table is [2, 3]; [3, pages of each sequence] is needed");
+    a.k_factors = te_tensor_zeros(te, TE_F8E8M0, SHAPE(B, ROOM, G));
+    REFUSED(TE_ERR_INVALID, "k_cache is f32 and k_factors is given");
+    a.v_cache = te_tensor_zeros(te, TE_F8E4M3, SHAPE(B, ROOM, G, DV));
+    REFUSED(TE_ERR_STATE, "v_cache is e4m3 and v_factors is NULL");
+    a.v_cache = te_tensor_zeros(te, TE_F8E4M3, SHAPE(B, ROOM, G, DV)), a.v_factors = te_tensor_zeros(te, TE_F8E8M0, SHAPE(B, ROOM, G, 1));
+    REFUSED(TE_ERR_SHAPE, "v_cache is [3, 12, 2, 3] and v_factors is [3, 12, 2, 1]");
+    a.k_cache = te_tensor_zeros(te, TE_F8E5M2, SHAPE(B, ROOM, G, D));
+    REFUSED(TE_ERR_DTYPE, "k_cache");
     a.k_cache = te_tensor_zeros(te, TE_F32, SHAPE(2, ROOM, G, D)), a.v_cache = te_tensor_zeros(te, TE_F32, SHAPE(2, ROOM, G, DV));
     REFUSED(TE_ERR_SHAPE, "k_cache is [2, 12, 2, 5]; without page_table the first size is at least that of the sequences, 3");
     a.cu_seqlens = test_i32(te, SHAPE(B + 1), (const int64_t[]){0, 4, 3, 9});

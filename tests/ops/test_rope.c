@@ -590,13 +590,16 @@ TE_TEST_DEVICES(rope_into_cache) {
         te_dtype dtype;
     } cases[] = {{1, 3, 8, 2, 64, 64, true, true, true, TE_BF16}, {1, 1, 4, 4, 128, 128, true, false, false, TE_BF16}, {5, 2, 6, 3, 40, 16, false, true, true, TE_F16},
                  {2, 4, 4, 1, 24, 24, true, false, true, TE_F32}, {3, 2, 2, 2, 10, 6, false, false, false, TE_BF16}};
-    for (int i = 0; i < COUNT(cases); i++) {
+    for (int n = 0; n < 2 * COUNT(cases); n++) {
+        const int i = n / 2;
+        const bool codes = n % 2; /* caches in E4M3 */
+        const te_dtype kept = codes ? TE_F8E4M3 : cases[i].dtype;
         const int64_t s = cases[i].s, b = cases[i].b, pages = cases[i].paged ? 3 * b : b, size = cases[i].paged ? 4 : 12, width = (cases[i].heads + 2 * cases[i].groups) * (int64_t)cases[i].d;
         const bool bshd = cases[i].bshd;
         int32_t cu[8] = {0}, starts[8], table[32];
         te_op_qkv_rope_args two = {0}, one;
         te_op_copy_to_kv_cache_args copy = {0};
-        test_case("case %d", i);
+        test_case("case %d%s", i, codes ? " in e4m3" : "");
         te_scope_begin(te);
         for (int j = 0; j < b; j++) {
             cu[j + 1] = cu[j] + (int32_t)(j % 2 && s > 1 ? s - 1 : s); /* a sequence with fewer tokens than rows */
@@ -621,17 +624,26 @@ TE_TEST_DEVICES(rope_into_cache) {
         one.cache_positions = copy.start_positions = two.angles.start_positions;
         one.page_table = copy.page_table = cases[i].paged ? te_tensor_from_host(te, TE_I32, SHAPE(b, 3), table) : NULL;
         const float *old = test_normal(pages * size * two.num_groups * two.head_dim, 2);
-        te_tensor *caches[4];
-        for (int j = 0; j < 4; j++) caches[j] = test_guarded_with(te, cases[i].dtype, SHAPE(pages, size, two.num_groups, two.head_dim), old);
-        copy.k_cache = caches[0], copy.v_cache = caches[1];
-        one.k_cache = caches[2], one.v_cache = caches[3];
+        te_tensor *caches[4], *factors[4];
+        for (int j = 0; j < 4; j++) caches[j] = test_guarded_with(te, kept, SHAPE(pages, size, two.num_groups, two.head_dim), old);
+        for (int j = 0; j < 4; j++) factors[j] = codes ? test_guarded_with(te, TE_F8E8M0, SHAPE(pages, size, two.num_groups), old) : NULL;
+        copy.k_cache = caches[0], copy.v_cache = caches[1], copy.k_factors = factors[0], copy.v_factors = factors[1];
+        one.k_cache = caches[2], one.v_cache = caches[3], one.k_factors = factors[2], one.v_factors = factors[3];
         te_op_qkv_rope(te, &two);
         te_op_copy_to_kv_cache(te, &copy);
         te_op_qkv_rope(te, &one);
         REQUIRE_OK(te);
         CHECK_BYTES("q", test_read_bytes(one.q), test_read_bytes(two.q), te_tensor_bytes(two.q));
         for (int j = 0; j < 2; j++) CHECK_BYTES(j ? "v_cache" : "k_cache", test_read_bytes(caches[2 + j]), test_read_bytes(caches[j]), te_tensor_bytes(caches[j]));
-        if (i == 0) {
+        for (int j = 0; codes && j < 2; j++) CHECK_BYTES(j ? "v_factors" : "k_factors", test_read_bytes(factors[2 + j]), test_read_bytes(factors[j]), te_tensor_bytes(factors[j]));
+        if (i == 0 && codes) {
+            one.v_factors = NULL;
+            te_op_qkv_rope(te, &one);
+            CHECK_ERROR(te, TE_ERR_STATE, "v_cache is e4m3 and v_factors is NULL");
+            one.v_factors = factors[3], one.k_cache = test_guarded(te, TE_BF16, SHAPE(pages, size, two.num_groups, two.head_dim));
+            te_op_qkv_rope(te, &one);
+            CHECK_ERROR(te, TE_ERR_INVALID, "k_cache is bf16 and k_factors is given");
+        } else if (i == 0) {
             one.k = two.k;
             te_op_qkv_rope(te, &one);
             CHECK_ERROR(te, TE_ERR_INVALID, "k and k_cache");

@@ -144,6 +144,8 @@ def refusals(llama, root):
     refused([base, *ids, "--generate", "-1"], "--generate -1")
     refused([base, *ids, "--generate", "1e30"], "--generate 1e30")
     refused([base, *ids, "--no-cache"], "--no-cache", "--generate")
+    refused([base, *ids, "--cache-dtype", "fp8"], "--cache-dtype", "--generate")
+    refused([base, *ids, "--generate", "2", "--cache-dtype", "fp4"], "--cache-dtype fp4", "fp8")
     refused([base, *ids, "--generate", "2", "--logits", out + ".x"], "--logits", "--generate")
     refused([base, *ids, "--batch", "2"], "--batch", "--generate")
     refused([base, *ids, "--batch", "0", "--generate", "2"], "--batch 0")

@@ -41,8 +41,8 @@ template <class S> TE_DEV bool te_attn_sees(const S &a, int i, int j) {
     return i < a.s_q && j < a.s_kv && j >= i + a.lo && j <= i + a.hi;
 }
 
-// Returns the bytes of an element of q, k, v, o or a gradient.
-TE_DEV int te_attn_bytes(int dt) { return dt == TE_F32 ? 4 : dt == TE_F8E4M3 || dt == TE_F8E5M2 ? 1 : 2; }
+// Returns the bytes of an element of q, k, v, o, a gradient or factors.
+TE_DEV int te_attn_bytes(int dt) { return dt == TE_F32 ? 4 : dt == TE_F16 || dt == TE_BF16 ? 2 : 1; }
 TE_DEV char *te_attn_head(const te__attn_view &x, int b, int h, int element_bytes) {
     return (char *)x.p + (b * x.b + h * x.h) * element_bytes;
 }
@@ -207,7 +207,7 @@ template <> struct te_attn_of<1> {
     typedef te__attn_view view;
     TE_DEV static view from(const te__attn_view &x, te_i64 row) {
         view y = x;
-        y.p = (char *)x.p + row * x.s * te_attn_bytes(x.dt);
+        if (x.p) y.p = (char *)x.p + row * x.s * te_attn_bytes(x.dt);
         return y;
     }
     TE_DEV static view queries(const te__attn_view &x, const sequence &s) { return from(x, s.q_at); }

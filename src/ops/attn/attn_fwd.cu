@@ -3,7 +3,8 @@
 //
 // Each row has a running maximum m and a running sum l (Milakov and Gimelshein, 2018; FlashAttention). A row that sees
 // no key keeps l = 0; its o becomes 0 and its lse -inf. FP8 attention rounds the normalized P, or P over the largest
-// element of its row, so it goes through the keys twice: first for m and l, then for P V. q, k and v may be FP8 codes.
+// element of its row, so it goes through the keys twice: first for m and l, then for P V. q, k and v may be FP8 codes,
+// or k and v alone those of a cache, whose rows have factors.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
@@ -23,6 +24,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     TE_ATTN_SEQUENCE(a, at.b);
     const int group = at.h / (a.heads / a.groups), q_end = te_of::q_end(seq);
     const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
+    const te_of::view k_factors = te_of::keys(a.x.k_factors, seq), v_factors = te_of::keys(a.x.v_factors, seq);
     const float slope2 = te_of::slope2(a, at.b, at.h);
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
     const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d),
@@ -51,10 +53,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     auto score = [&](int j0, float s[TE_MINE]) {
         if (WIDE) {
             te_attn_products_wide(s, q, te_of::queries(a.q, seq), at.h, block_first, seq.s_q, kv, k_view, group, j0,
-                                  seq.s_kv, at.b, a.d, &a.x);
+                                  seq.s_kv, at.b, a.d, &a.x, &k_factors);
         } else {
             __syncthreads();
-            te_attn_stage(kv, ld, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d, &a.x);
+            te_attn_stage(kv, ld, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d, &a.x, &k_factors);
             __syncthreads();
             te_attn_products(s, q + warp * TE_MINE * ld_q, ld_q, kv + lane * ld, a.d);
         }
@@ -113,10 +115,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
         }
         *(float4 *)(weight + lane * TE_MINE) = make_float4(p[0], p[1], p[2], p[3]);
         if (WIDE) {
-            te_attn_stage_wide(kv, v_view, group, j0, seq.s_kv, at.b, c, d_v, &a.x);
+            te_attn_stage_wide(kv, v_view, group, j0, seq.s_kv, at.b, c, d_v, &a.x, &v_factors);
         } else {
             __syncthreads();
-            te_attn_stage(kv, ld, v_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v, &a.x);
+            te_attn_stage(kv, ld, v_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v, &a.x, &v_factors);
             __syncthreads();
         }
         te_attn_gather(acc, weight, kv, ld, d_v);

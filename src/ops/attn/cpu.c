@@ -150,20 +150,35 @@ static void te__attn_load(const te__attn_view *x, const float *factor, int64_t b
     memset(out + n * padded, 0, (size_t)((rows - n) * padded) * sizeof(float));
 }
 
+/* Multiplies n rows of codes by their factors, if there are any. */
+static void te__attn_factor_rows(const te__attn_view *factors, int64_t b, int64_t h, int64_t first, int64_t n,
+                                 int64_t padded, float *rows) {
+    int64_t i, c;
+    if (!factors->dt) return;
+    for (i = 0; i < n; i++) {
+        const float factor =
+            te__load_element(factors->p, (te_dtype)factors->dt, te__attn_row_at(factors, b, h, first + i));
+        for (c = 0; c < padded; c++) rows[i * padded + c] *= factor;
+    }
+}
+
 /* Loads all keys of a sequence from x, which is k or v. */
 static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq, const te__attn_view *x, int64_t b,
                                int64_t g, int64_t rows, int64_t d, int64_t padded, float *out) {
     const float *factor = x == &a->k ? a->x.k_inv : a->x.v_inv;
+    const te__attn_view *factors = x == &a->k ? &a->x.k_factors : &a->x.v_factors;
     int64_t j, n;
     int row;
     if (!a->x.pages) {
         te__attn_load(x, factor, b, g, seq->kv_at, seq->s_kv, rows, d, padded, out);
+        te__attn_factor_rows(factors, b, g, seq->kv_at, seq->s_kv, padded, out);
         return;
     }
     for (j = 0; j < seq->s_kv; j += n) { /* a page at a time */
         const int64_t page = te__attn_page(&a->x, (int)b, (int)j, &row);
         n = te__min(a->x.page_size, seq->s_kv - j);
         te__attn_load(x, factor, page, g, row, n, n, d, padded, out + j * padded);
+        te__attn_factor_rows(factors, page, g, row, n, padded, out + j * padded);
     }
     memset(out + seq->s_kv * padded, 0, (size_t)((rows - seq->s_kv) * padded) * sizeof(float));
 }

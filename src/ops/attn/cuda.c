@@ -158,24 +158,93 @@ static te_result te__attn_mod(te__plan *p, const char *op, const te_score_mod *m
     return code->oom ? te__fail(p->te, TE_ERR_OUT_OF_MEMORY, "%s: out of host memory", op) : TE_OK;
 }
 
+/* ---- caches of E4M3 codes ---- */
+
+static bool te__attn_is_coded(const te__attn_kargs *a) { return a->x.k_factors.dt != 0; }
+/* Returns true if rows of k's and v's codes can be read in pieces of `bytes` bytes. */
+static bool te__attn_coded_rows_fit(const te__attn_kargs *a, int bytes) {
+    const te__attn_view *x[2];
+    int i;
+    x[0] = &a->k, x[1] = &a->v;
+    for (i = 0; i < 2; i++)
+        if (((uintptr_t)x[i]->p | (uintptr_t)x[i]->s | (uintptr_t)x[i]->h | (uintptr_t)x[i]->b) % (uintptr_t)bytes)
+            return false;
+    return a->d % bytes == 0 && a->d_v % bytes == 0;
+}
+/* Returns the problem after attn_cache_numbers.cu: k and v are [batch, s_kv, groups, d] in q's format. They have no
+ * memory yet. */
+static te__attn_kargs te__attn_numbers_of(const te__attn_kargs *a) {
+    te__attn_kargs n = *a;
+    const te__attn_view none = TE_ZERO;
+    te__attn_view *x[2];
+    int i;
+    x[0] = &n.k, x[1] = &n.v;
+    for (i = 0; i < 2; i++) {
+        x[i]->p = NULL;
+        x[i]->dt = a->q.dt;
+        x[i]->h = i == 0 ? a->d : a->d_v;
+        x[i]->s = a->groups * x[i]->h;
+        x[i]->b = a->s_kv * x[i]->s;
+    }
+    n.x.k_factors = n.x.v_factors = none;
+    n.x.pages = NULL;
+    n.x.page_size = n.x.num_pages = n.x.pages_of_each = 0;
+    return n;
+}
+/* Launches attn_cache_numbers for the cache of *a, and gives k and v of *n their memory. */
+static te_result te__attn_plan_numbers(te__plan *p, const te__attn_kargs *a, te__attn_kargs *n) {
+    const int64_t of_k = (int64_t)a->batch * n->k.b, of_v = (int64_t)a->batch * n->v.b;
+    te__attn_cache_kargs *k;
+    te__launch *l;
+    if (a->batch > 65535)
+        return te__fail(p->te, TE_ERR_UNSUPPORTED, "attention: %d sequences of a cache in e4m3; 65535 are possible",
+                        a->batch);
+    n->k.p = te__plan_floats(p, te__div_up(of_k, 8) * 4 + te__div_up(of_v, 8) * 4);
+    if (!n->k.p) return p->result;
+    n->v.p = (float *)n->k.p + te__div_up(of_k, 8) * 4;
+    l = te__plan_launch(p, "attn", "attn_cache_numbers");
+    k = TE__KARGS(p, l, te__attn_cache_kargs);
+    k->a = *a;
+    k->k = n->k.p;
+    k->v = n->v.p;
+    te__launch_size(l, te__div_up(a->s_kv, 16), a->batch, 2, 256, 0);
+    te__launch_option(l, "X_DT", a->q.dt);
+    return TE_OK;
+}
+
 /* ---- few queries (attn_decode.cu) ---- */
 
+static int te__attn_decode_rows(const te__attn_kargs *a) { return a->s_q * (a->heads / a->groups) <= 8 ? 8 : 16; }
+/* Returns the largest number of chunks of a sequence. */
+static int te__attn_decode_share(const te__attn_kargs *a) {
+    return (int)te__div_up(TE__ATTN_DECODE_BLOCKS(te__attn_is_coded(a)), a->groups);
+}
+static int64_t te__attn_decode_shared(const te__attn_kargs *a) {
+    const int d = te__attn_padded_d(a), rows = te__attn_decode_rows(a), codes = te__attn_is_coded(a);
+    return te__max(te__max(TE__ATTN_DECODE_TILES(d, rows, codes), TE__ATTN_DECODE_SUMS(d, rows)),
+                   TE__ATTN_DECODE_JOINED(rows, te__attn_decode_share(a)));
+}
+
+/* `kernels`: those for the problem or, of a cache of codes, for its numbers. */
 static bool te__attn_decodes(const te__plan *p, const te__attn_kargs *a, int kernels, bool mod, bool max_logit) {
     return kernels != 0 && !mod && !max_logit && a->dropout_p == 0.0f && a->x.blocks.dt == TE_DTYPE_NONE &&
            (int64_t)a->s_q * (a->heads / a->groups) <= TE__ATTN_DECODE_ROWS &&
            (a->x.page_size % 16 == 0 || a->x.pages_of_each == 1) && /* no tile of 16 keys lies in two pages */
-           (int64_t)a->batch * a->groups <= 32 * TE__PLAN_MANY_COUNTERS &&
-           TE__ATTN_DECODE_SHARED(te__attn_padded_d(a)) <= te__attn_shared_limit(p);
+           a->groups <= TE__PLAN_MANY_COUNTERS && a->batch <= 32 * (TE__PLAN_MANY_COUNTERS / a->groups) &&
+           (!te__attn_is_coded(a) || te__attn_coded_rows_fit(a, 16)) &&
+           te__attn_decode_shared(a) <= te__attn_shared_limit(p);
 }
 static te_result te__attn_plan_decode(te__plan *p, const te__attn_kargs *a) {
-    const int d = te__attn_padded_d(a), places = a->batch * a->groups, heads = a->heads / a->groups,
-              share = (int)te__div_up(TE__ATTN_DECODE_BLOCKS, a->groups),
-              splits = (int)te__min(share, te__div_up(a->s_kv, TE__ATTN_DECODE_CHUNK(1, 1)));
-    const int64_t together = te__min(places, TE__PLAN_MANY_COUNTERS); /* launches use the same memory in turn */
-    float *part = splits > 1 ? te__plan_floats(p, together * splits * heads * a->s_q * (a->d_v + 4)) : NULL;
+    const int d = te__attn_padded_d(a), heads = a->heads / a->groups, share = te__attn_decode_share(a),
+              splits = (int)te__min(share, te__div_up(a->s_kv, TE__ATTN_DECODE_CHUNK(1, 1))),
+              together = (int)te__min(a->batch, TE__PLAN_MANY_COUNTERS / a->groups); /* launches use the same memory in
+                                                                                     * turn */
+    float *part = splits > 1
+                      ? te__plan_floats(p, (int64_t)together * a->groups * splits * heads * a->s_q * (a->d_v + 4))
+                      : NULL;
     int first;
     if (splits > 1 && !part) return p->result;
-    for (first = 0; first < places; first += TE__PLAN_MANY_COUNTERS) {
+    for (first = 0; first < a->batch; first += together) {
         te__launch *l = te__plan_launch(p, "attn", "attn_decode");
         te__attn_decode_kargs *k = TE__KARGS(p, l, te__attn_decode_kargs);
         k->a = *a;
@@ -185,30 +254,46 @@ static te_result te__attn_plan_decode(te__plan *p, const te__attn_kargs *a) {
         k->share = share;
         k->first = first;
         k->heads = heads;
-        te__launch_size(l, splits, te__min(TE__PLAN_MANY_COUNTERS, places - first), 1, 32 * TE__ATTN_DECODE_WARPS,
-                        TE__ATTN_DECODE_SHARED(d));
+        te__launch_size(l, a->groups, splits, te__min(together, a->batch - first), 32 * TE__ATTN_DECODE_WARPS,
+                        te__attn_decode_shared(a));
         te__launch_option(l, "X_DT", a->q.dt);
         te__launch_option(l, "X_D", d);
+        te__launch_option(l, "X_ROWS", te__attn_decode_rows(a));
+        te__launch_option(l, "X_CODES", te__attn_is_coded(a));
         te__launch_option(l, "X_EXTRA", a->x.on);
     }
     return te__plan_why(p, "few queries: keys split over blocks, each key read once for all heads that share it");
 }
 
+static te_result te__attn_plan_general(te__plan *p, const te__attn_kargs *a, const char *mod) {
+    return te__attn_launch(p, a, "attn_fwd", a->s_q, a->heads, a->d_v, NULL,
+                           te__attn_general_shared(a, a->d, 0, te__max(a->d, a->d_v), 0), mod);
+}
 static te_result te__attn_plan_fwd(te__plan *p, const te_op_attn_fwd_args *args, const char *mod) {
-    const te__attn_kargs a = te__attn_problem(args);
+    te__attn_kargs a = te__attn_problem(args), numbers = te__attn_is_coded(&a) ? te__attn_numbers_of(&a) : a;
     const bool fp8 = a.x.codes && te__attn_choose_fp8(p, &a, mod != NULL, args->max_logit != NULL);
-    const int kernels = a.x.codes ? 0 : te__attn_choose(p, &a, mod != NULL, false);
+    const int kernels = a.x.codes ? 0 : te__attn_choose(p, &numbers, mod != NULL, false);
     te__attn_launch_clear(p, &a, false, args->max_logit != NULL);
     if (te__attn_decodes(p, &a, kernels, mod != NULL, args->max_logit != NULL))
         return te__attn_plan_decode(p, &a);
+    if (kernels && te__attn_is_coded(&a)) {
+        if (te__attn_coded_rows_fit(&a, 8) && !a.x.packed_kv) {
+            if (te__attn_plan_numbers(p, &a, &numbers) != TE_OK) return p->result;
+            a = numbers;
+        } else {
+            te__plan_why(p,
+                         "general kernels, in f32, and not tensor cores: codes that are packed, or rows of them that "
+                         "do not start at multiples of 8 bytes");
+            return te__attn_plan_general(p, &a, mod);
+        }
+    }
     if (fp8) return te__attn_plan_fwd_fp8(p, &a);
     if (kernels == TE__ATTN_HOPPER) return te__attn_plan_fwd_hopper(p, &a, mod);
     if (kernels == TE__ATTN_MMA) {
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f, a.x.on);
         return te__attn_launch(p, &a, "attn_fwd_mma", a.s_q, a.heads, a.d_v, &t, te__attn_fwd_shared(t), NULL);
     }
-    return te__attn_launch(p, &a, "attn_fwd", a.s_q, a.heads, a.d_v, NULL,
-                           te__attn_general_shared(&a, a.d, 0, te__max(a.d, a.d_v), 0), mod);
+    return te__attn_plan_general(p, &a, mod);
 }
 static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
     te__text code = TE_ZERO;

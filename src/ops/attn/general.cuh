@@ -22,20 +22,22 @@
 #endif
 
 // Copies rows first .. first + n - 1 of one head to shared memory as f32, `ld` floats apart. Missing rows and channels
-// become 0. `paged` is for keys in pages.
+// become 0. `paged` is for keys in pages. `factors`: x has codes, and its rows have factors.
 TE_DEV_CALL void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end,
-                               int d, const te__attn_extra *paged = 0) {
+                               int d, const te__attn_extra *paged = 0, const te__attn_view *factors = 0) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     for (int r = warp; r < n; r += TE__ATTN_ROWS / TE_MINE) {
-        te_i64 from = te_attn_at(x, b, h, first + r);
-        if (EXTRA && paged && paged->pages && first + r < end) {
-            int row;
-            te_i64 page = te__attn_page(paged, b, first + r, &row);
-            from = page * x.b + h * x.h + row * x.s;
-        }
+        int row = first + r;
+        te_i64 page = b;
+        if (EXTRA && paged && paged->pages && first + r < end) page = te__attn_page(paged, b, first + r, &row);
+        const te_i64 from = page * x.b + h * x.h + row * x.s;
+        float factor = 1.0f;
+        if (EXTRA && factors && factors->p && first + r < end)
+            factor =
+                te__e8m0_to_f32(((const te_u8 *)factors->p)[page * factors->b + h * factors->h + row * factors->s]);
 #pragma unroll 1
         for (int c = lane; c < ld; c += 32)
-            dst[r * ld + c] = first + r < end && c < d ? te_load(x.p, from + c, x.dt) : 0.0f;
+            dst[r * ld + c] = first + r < end && c < d ? te_load(x.p, from + c, x.dt) * factor : 0.0f;
     }
 }
 
@@ -71,7 +73,8 @@ TE_DEV int te_attn_chunk(int d, int c) { return min(TE__ATTN_CHUNK, d - c); }
 // 32 rows of y, from row `other` of head hy on.
 TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te__attn_view &x, int hx, int first,
                                        int end_x, float *theirs, const te__attn_view &y, int hy, int other, int end_y,
-                                       int b, int d, const te__attn_extra *paged = 0) {
+                                       int b, int d, const te__attn_extra *paged = 0,
+                                       const te__attn_view *factors = 0) {
     const int ld_mine = TE__ATTN_ROW(TE__ATTN_CHUNK), ld = TE__ATTN_LANE_ROW(TE__ATTN_CHUNK), warp = threadIdx.x >> 5,
               lane = threadIdx.x & 31;
 #pragma unroll
@@ -82,7 +85,8 @@ TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te
         const int n = te_attn_chunk(d, c);
         __syncthreads();
         te_attn_stage(mine, ld_mine, te_attn_channels(x, c), b, hx, first, TE__ATTN_ROWS, end_x, n);
-        te_attn_stage(theirs, ld, te_attn_channels(y, c), b, hy, other, TE__ATTN_LANES, end_y, n, paged);
+        te_attn_stage(theirs, ld, te_attn_channels(y, c), b, hy, other, TE__ATTN_LANES, end_y, n, paged,
+                      factors);
         __syncthreads();
         te_attn_products(part, mine + warp * TE_MINE * ld_mine, ld_mine, theirs + lane * ld, n);
 #pragma unroll
@@ -92,10 +96,10 @@ TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te
 // Copies channels c .. c + n - 1 of 32 rows of y to `theirs`, for te_attn_gather. The first of these rows is row
 // `other` of head hy.
 TE_DEV void te_attn_stage_wide(float *theirs, const te__attn_view &y, int hy, int other, int end_y, int b, int c, int n,
-                               const te__attn_extra *paged = 0) {
+                               const te__attn_extra *paged = 0, const te__attn_view *factors = 0) {
     __syncthreads();
     te_attn_stage(theirs, TE__ATTN_LANE_ROW(TE__ATTN_CHUNK), te_attn_channels(y, c), b, hy, other, TE__ATTN_LANES,
-                  end_y, n, paged);
+                  end_y, n, paged, factors);
     __syncthreads();
 }
 

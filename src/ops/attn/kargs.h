@@ -57,6 +57,8 @@ typedef struct te__attn_extra {
     const float *s_scale, *dp_scale;
     float *s_amax, *dp_amax; /* or NULL */
     const float *q_inv, *k_inv, *v_inv; /* the factors of the codes; NULL without codes */
+    te__attn_view k_factors, v_factors; /* e8m0: k and v are e4m3 codes of a cache, and each of their rows has a
+                                         * factor. dt 0: none */
 } te__attn_extra;
 
 /* The arguments of all attention kernels. te__attn_problem_of (op.c) fills in all fields except lse2 and delta. */
@@ -76,7 +78,7 @@ typedef struct te__attn_kargs {
     te__attn_extra x;
 } te__attn_kargs;
 
-/* The arguments of attn_decode.cu. A `place` is a sequence and a KV head, b * groups + group. */
+/* The arguments of attn_decode.cu. A `place` is a sequence and a KV head. */
 typedef struct te__attn_decode_kargs {
     te__attn_kargs a;
     float *part;        /* [places of the launch, splits, rows, d_v + 4]: the sums of each chunk, then `top` and `l` of
@@ -84,23 +86,37 @@ typedef struct te__attn_decode_kargs {
     unsigned *counters; /* one for each place of the launch, 0 between kernels */
     int splits;         /* the number of blocks for each place */
     int share;          /* the largest number of chunks of a place; depends only on the number of KV heads */
-    int first;          /* the first place of the launch */
+    int first;          /* the first sequence of the launch */
     int heads;          /* the number of query heads of one KV head */
 } te__attn_decode_kargs;
 #define TE__ATTN_DECODE_WARPS 4
 #define TE__ATTN_DECODE_STAGES 2
 #define TE__ATTN_DECODE_ROWS 16    /* the largest number of rows: queries times query heads of one KV head */
-#define TE__ATTN_DECODE_BLOCKS 264 /* about the most blocks of a sequence: enough for the bandwidth of a large GPU */
+/* About the most blocks of a sequence: enough for the bandwidth of a large GPU. Codes are half as many bytes, and what
+ * a block does before its first key and after its last one takes as long. */
+#define TE__ATTN_DECODE_BLOCKS(codes) ((codes) ? 132 : 264)
 /* The number of keys of a chunk, for `keys` keys in at most `share` chunks. A multiple of one step of a block. */
 #define TE__ATTN_DECODE_CHUNK(keys, share)                                                                        \
     ((((keys) + (share) - 1) / (share) + 16 * TE__ATTN_DECODE_WARPS - 1) / (16 * TE__ATTN_DECODE_WARPS) *         \
      (16 * TE__ATTN_DECODE_WARPS))
-/* Bytes of shared memory: Q and the warps' stages of keys and values. At the end, the maxima and sums of all rows of
- * all chunks lie there. */
-#define TE__ATTN_DECODE_TILES(d) ((2 * (d) + 16) * 16 * (1 + 2 * TE__ATTN_DECODE_WARPS * TE__ATTN_DECODE_STAGES))
-#define TE__ATTN_DECODE_JOINED (8 * TE__ATTN_DECODE_BLOCKS * TE__ATTN_DECODE_ROWS)
-#define TE__ATTN_DECODE_SHARED(d)                                                                           \
-    (TE__ATTN_DECODE_TILES(d) > TE__ATTN_DECODE_JOINED ? TE__ATTN_DECODE_TILES(d) : TE__ATTN_DECODE_JOINED)
+/* Bytes of shared memory of a row of keys, and of values, so that lanes that read different rows at a time find them in
+ * different banks. `codes`: elements are codes of one byte. */
+#define TE__ATTN_DECODE_ROW_K(d, codes) ((codes) ? (d) % 128 ? (d) : (d) + 64 : 2 * (d) + 16)
+#define TE__ATTN_DECODE_ROW_V(d, codes) ((codes) ? (d) + 16 : 2 * (d) + 16)
+/* Bytes of shared memory: Q and the warps' stages of keys and values. At the end the sums of all warps lie there, and
+ * then the maxima and sums of all rows of all chunks. */
+#define TE__ATTN_DECODE_TILES(d, rows, codes)                                                                     \
+    ((2 * (d) + 16) * (rows) + 16 * TE__ATTN_DECODE_WARPS * TE__ATTN_DECODE_STAGES *                              \
+                                   (TE__ATTN_DECODE_ROW_K(d, codes) + TE__ATTN_DECODE_ROW_V(d, codes)))
+#define TE__ATTN_DECODE_SUMS(d, rows) (4 * TE__ATTN_DECODE_WARPS * (rows) * ((d) + 4))
+#define TE__ATTN_DECODE_JOINED(rows, share) (8 * (share) * (rows))
+
+/* The arguments of attn_cache_numbers.cu. */
+typedef struct te__attn_cache_kargs {
+    te__attn_kargs a;
+    void *k, *v; /* [batch, s_kv, groups, d or d_v], of q's format */
+} te__attn_cache_kargs;
+#define TE__ATTN_CACHE_ZEROS 256 /* at least a tile of keys of any kernel, from any first key on */
 
 /* The order of a Hopper kernel's tiles. Thread blocks take tiles from counter[0]. counter[1] counts the thread blocks
  * that have finished. Both are 0 between kernels. */

@@ -236,13 +236,42 @@ static te_result te__attn_check_shapes(te_ctx *te, const char *op, const te_op_a
     return TE_OK;
 }
 
-/* Checks that q, k and v are all FP8 codes with a factor each, or that none of them is and no factor is given. */
+/* Checks k and v of a cache of E4M3 codes, of which `codes` says that k or v has them, and q has not. */
+static te_result te__attn_check_cache(te_ctx *te, const char *op, const te_op_attn_fwd_args *a, bool codes) {
+    const te_attn_fp8 *f = &a->fp8;
+    te_result r;
+    if (codes && (a->k->dtype != TE_F8E4M3 || a->v->dtype != TE_F8E4M3))
+        return te__fail(te, TE_ERR_DTYPE,
+                        "%s: q is %s, k is %s and v is %s; all three are FP8 codes, or none of them, or k and v are "
+                        "e4m3, with rule.k_factors and rule.v_factors",
+                        op, te_dtype_name(a->q->dtype), te_dtype_name(a->k->dtype), te_dtype_name(a->v->dtype));
+    r = te__want_factors(te, op, "k", a->k, "rule.k_factors", a->rule.k_factors);
+    if (r == TE_OK) r = te__want_factors(te, op, "v", a->v, "rule.v_factors", a->rule.v_factors);
+    if (r == TE_OK && codes &&
+        (f->s_dtype || f->dp_dtype || f->s_scale || f->dp_scale || f->s_amax || f->dp_amax || f->q_scale_inv ||
+         f->k_scale_inv || f->v_scale_inv))
+        r = te__fail(te, TE_ERR_INVALID,
+                     "%s: q is %s and k is %s, and a field of fp8 is given; a cache of codes is read in high "
+                     "precision: leave fp8 zero",
+                     op, te_dtype_name(a->q->dtype), te_dtype_name(a->k->dtype));
+    return r;
+}
+/* Checks that q, k and v are all FP8 codes with a factor each, or that none of them is and no factor is given, or that
+ * k and v alone are those of a cache. */
 static te_result te__attn_check_codes(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
     static const char names[] = "qkv";
     const te_tensor *x[3], *inv[3];
     const bool codes = te__is_fp8(a->q->dtype);
     te_result r = TE_OK;
     int i;
+    if (!codes) {
+        const bool cache = te__is_fp8(a->k->dtype) || te__is_fp8(a->v->dtype);
+        if (cache || a->rule.k_factors || a->rule.v_factors) return te__attn_check_cache(te, op, a, cache);
+    } else if (a->rule.k_factors || a->rule.v_factors)
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: q is %s and rule.%s is given; the factors of rows belong to a cache, whose q is in high "
+                        "precision: leave it NULL",
+                        op, te_dtype_name(a->q->dtype), a->rule.k_factors ? "k_factors" : "v_factors");
     x[0] = a->q, x[1] = a->k, x[2] = a->v;
     inv[0] = a->fp8.q_scale_inv, inv[1] = a->fp8.k_scale_inv, inv[2] = a->fp8.v_scale_inv;
     for (i = 1; i < 3; i++)
@@ -474,6 +503,18 @@ static te__attn_view te__attn_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
+/* Returns a view of the factors of k's or v's rows. dt is 0 without them. */
+static te__attn_view te__attn_factors_of(const te_tensor *x, te_qkv_format format) {
+    te__attn_view v = TE_ZERO;
+    if (!x) return v;
+    v.p = te__data(x);
+    v.s = x->stride[te__attn_seq_dim(format)];
+    v.b = format == TE_THD ? 0 : x->stride[1 - te__attn_seq_dim(format)];
+    v.h = x->stride[x->ndim - 1];
+    v.dt = (int)x->dtype;
+    return v;
+}
+
 static te__attn_table te__attn_table_of(const te_tensor *x) {
     te__attn_table t = TE_ZERO;
     if (!x) return t;
@@ -586,6 +627,9 @@ static te__attn_kargs te__attn_problem_of(const te_op_attn_fwd_args *a, const te
     x->t_kv = (int)s.rows_kv;
     te__attn_told(&k, &a->rule, &s);
     te__attn_told_fp8(x, &a->fp8, back != NULL);
+    x->k_factors = te__attn_factors_of(a->rule.k_factors, kv);
+    x->v_factors = te__attn_factors_of(a->rule.v_factors, kv);
+    x->on = x->on || x->k_factors.dt;
     x->max_logit = te__f32_data(a->max_logit);
     x->on = x->on || a->max_logit;
     if (!back) return k;

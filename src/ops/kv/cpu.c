@@ -27,7 +27,7 @@ static te_result te__cpu_advance_kv_cache(te_ctx *te, const te_op_advance_kv_cac
     return TE_OK;
 }
 
-enum { TE__KV_RUN = 256 }; /* channels that are converted at a time */
+enum { TE__KV_RUN = TE__CODED_ROW }; /* channels that are converted at a time */
 
 static void te__kv_copy_rows(void *user, int64_t begin, int64_t end) {
     const te__kv_copy_kargs *a = (const te__kv_copy_kargs *)user;
@@ -38,13 +38,20 @@ static void te__kv_copy_rows(void *user, int64_t begin, int64_t end) {
         if (!te__kv_place(a, begin, &b, &t, &page, &row)) continue;
         for (i = 0; i < 2; i++) {
             const te__kv_side *s = &a->side[i];
-            for (h = 0; h < a->heads; h++)
+            for (h = 0; h < a->heads; h++) {
+                if (s->cache_dt == (int)TE_F8E4M3) {
+                    te__load_row(s->x, (te_dtype)s->x_dt, t * s->x_s + b * s->x_b + h * s->x_h, s->d, x);
+                    te__store_coded_row(s->cache, page * s->page + row * s->row + h * s->head, s->factors,
+                                        page * s->factor_page + row * s->factor_row + h * s->factor_head, s->d, x);
+                    continue;
+                }
                 for (c = 0; c < s->d; c += TE__KV_RUN) {
                     const int64_t n = te__min(s->d - c, TE__KV_RUN);
                     te__load_row(s->x, (te_dtype)s->x_dt, t * s->x_s + b * s->x_b + h * s->x_h + c, n, x);
                     te__store_row(s->cache, (te_dtype)s->cache_dt, page * s->page + row * s->row + h * s->head + c, n,
                                   x);
                 }
+            }
         }
     }
 }

@@ -20,6 +20,8 @@ static te_result te__cuda_plan_copy_to_kv_cache(te__plan *p, const te_op_copy_to
     l = te__plan_launch(p, "kv", "copy_to_kv_cache");
     *TE__KARGS(p, l, te__kv_copy_kargs) = a;
     te__launch_size(l, te__min(a.tokens, 1 << 20), 2, 1, 128, 0);
+    if (a.side[0].cache_dt == (int)TE_F8E4M3 || a.side[1].cache_dt == (int)TE_F8E4M3)
+        return te__plan_why(p, "general: a block for each token, a warp for each row of codes");
     return te__plan_why(p, "general: a block for each token");
 }
 

@@ -26,6 +26,8 @@ typedef struct te__kv_side {
     long long x_s, x_b, x_h;   /* strides of x in elements, from one token (x_s), sequence (x_b) or head (x_h) to the
                                 * next */
     long long page, row, head; /* strides of the cache in elements, from one page, row (token) or head to the next */
+    void *factors;             /* e8m0: of each row of an e4m3 cache */
+    long long factor_page, factor_row, factor_head; /* strides of the factors */
     int d, x_dt, cache_dt;
 } te__kv_side;
 

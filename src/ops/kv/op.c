@@ -50,6 +50,9 @@ static te_result te__check_copy_to_kv_cache(te_ctx *te, te_op_copy_to_kv_cache_a
     if (memcmp(a->k_cache->shape, a->v_cache->shape, 3 * sizeof(int64_t)) != 0)
         return te__fail(te, TE_ERR_SHAPE, "%s: k_cache is %s and v_cache is %s; all but the head sizes must be equal",
                         op, te__shape_text(a->k_cache, x), te__shape_text(a->v_cache, y));
+    r = te__want_factors(te, op, "k_cache", a->k_cache, "k_factors", a->k_factors);
+    if (r == TE_OK) r = te__want_factors(te, op, "v_cache", a->v_cache, "v_factors", a->v_factors);
+    if (r != TE_OK) return r;
     if (b < 0)
         return te__fail(te, TE_ERR_SHAPE, "%s: cu_seqlens is %s; [b + 1] is needed", op,
                         te__shape_text(a->cu_seqlens, x));
@@ -116,7 +119,7 @@ static te__kv_advance_kargs te__kv_advance_problem(const te_op_advance_kv_cache_
     return k;
 }
 
-static te__kv_side te__kv_side_of(const te_tensor *x, te_tensor *cache, te_qkv_format format) {
+static te__kv_side te__kv_side_of(const te_tensor *x, te_tensor *cache, te_tensor *factors, te_qkv_format format) {
     te__kv_side s = TE_ZERO;
     s.x = te__data(x);
     s.cache = te__data(cache);
@@ -126,6 +129,12 @@ static te__kv_side te__kv_side_of(const te_tensor *x, te_tensor *cache, te_qkv_f
     s.page = cache->stride[0];
     s.row = cache->stride[1];
     s.head = cache->stride[2];
+    if (factors) {
+        s.factors = te__data(factors);
+        s.factor_page = factors->stride[0];
+        s.factor_row = factors->stride[1];
+        s.factor_head = factors->stride[2];
+    }
     s.d = (int)cache->shape[3];
     s.x_dt = (int)x->dtype;
     s.cache_dt = (int)cache->dtype;
@@ -134,8 +143,8 @@ static te__kv_side te__kv_side_of(const te_tensor *x, te_tensor *cache, te_qkv_f
 
 static te__kv_copy_kargs te__kv_copy_problem(const te_op_copy_to_kv_cache_args *a) {
     te__kv_copy_kargs k = TE_ZERO;
-    k.side[0] = te__kv_side_of(a->k, a->k_cache, a->format);
-    k.side[1] = te__kv_side_of(a->v, a->v_cache, a->format);
+    k.side[0] = te__kv_side_of(a->k, a->k_cache, a->k_factors, a->format);
+    k.side[1] = te__kv_side_of(a->v, a->v_cache, a->v_factors, a->format);
     k.cu = te__int_data(a->cu_seqlens);
     k.start = te__int_data(a->start_positions);
     k.table = te__int_data(a->page_table);

@@ -51,6 +51,28 @@ static void te__rope_rotate(const te__rope_kargs *a, const te__rope_turn *turn, 
     }
 }
 
+/* Writes the heads of k and v of token t of sequence b as rows of codes, of rotated numbers that are rounded to the
+ * projection's format first, as if they had been stored. */
+static void te__rope_coded_rows(const te__rope_kargs *a, const te__rope_turn *turn, int t, int b) {
+    long long page, row;
+    float x[TE__CODED_ROW], stored[TE__CODED_ROW];
+    int part, h;
+    if (!te__rope_cache_place(a, t, b, &page, &row)) return;
+    for (part = 1; part <= 2; part++)
+        for (h = 0; h < a->groups; h++) {
+            const te__rope_view *to = part == 1 ? &a->k : &a->v, *factors = part == 1 ? &a->k_factors : &a->v_factors;
+            te__load_row(a->packed.p, (te_dtype)a->packed.dt,
+                         t * a->packed.s + b * a->packed.b + te__rope_coded_head(a, part, h) * a->packed.h, a->d, x);
+            if (part == 1) {
+                te__rope_rotate(a, turn, x);
+                te__store_row(stored, (te_dtype)a->packed.dt, 0, a->d, x);
+                te__load_row(stored, (te_dtype)a->packed.dt, 0, a->d, x);
+            }
+            te__store_coded_row(to->p, page * to->s + row * to->b + h * to->h, factors->p,
+                                page * factors->s + row * factors->b + h * factors->h, a->d, x);
+        }
+}
+
 static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
     const te__rope_kargs *a = (const te__rope_kargs *)user;
     const te__rope_view *const views[3] = {&a->q, &a->k, &a->v};
@@ -61,6 +83,7 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
     for (token = begin; token < end; token++) {
         te__rope_place_of(a, token, &t, &b);
         te__rope_turn_of(a, t, b, &turn);
+        if (a->coded) te__rope_coded_rows(a, &turn, t, b);
         for (n = 0; n < te__rope_heads(a); n++) {
             const int head = te__rope_packed_head(a, n);
             int h, part = te__rope_part(a, head, &h);

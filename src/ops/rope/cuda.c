@@ -4,7 +4,7 @@ static bool te__rope_view_is_aligned(const te__rope_view *x) { return te__view_i
 
 static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     const int64_t tokens = (int64_t)a->batch * a->seq, heads = te__rope_heads(a);
-    const bool alike = a->groups == 0 || a->whole || (a->q.dt == a->k.dt && a->q.dt == a->v.dt);
+    const bool alike = a->groups == 0 || a->whole || a->coded || (a->q.dt == a->k.dt && a->q.dt == a->v.dt);
     int64_t units; /* units of work of one token. A unit is what a thread rotates or copies at a time */
     te__launch *l;
     te__rope_kargs *k;
@@ -13,7 +13,8 @@ static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     k = TE__KARGS(p, l, te__rope_kargs);
     *k = *a;
     k->vector = a->d % 8 == 0 && a->half % 8 == 0 && te__rope_view_is_aligned(&a->packed) &&
-                te__rope_view_is_aligned(&a->q) && te__rope_view_is_aligned(&a->k) && te__rope_view_is_aligned(&a->v);
+                te__rope_view_is_aligned(&a->q) &&
+                (a->coded || (te__rope_view_is_aligned(&a->k) && te__rope_view_is_aligned(&a->v)));
     units = heads * (a->d - a->half) / (k->vector ? 8 : 1);
     /* A block has enough tokens to give each thread 8 units of work. If the grid would then have fewer than 4 blocks
      * for each SM, a block has fewer tokens, but at least 2 units for each thread. The angles of a block take at most
@@ -28,10 +29,13 @@ static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
         te__launch_option(l, "X_DT", a->q.dt);
         te__launch_option(l, "X_VECTOR", 1);
         te__launch_option(l, "X_FREQS", a->has_freqs);
-        te__launch_option(l, "X_CACHED", a->cached);
+        te__launch_option(l, "X_CACHED", a->cached + a->coded);
     }
     te__launch_size(l, te__div_up(tokens, k->tokens), 1, 1, TE__ROPE_THREADS,
                     (a->has_freqs ? 16 : 8) * (int64_t)k->tokens * a->half);
+    if (a->coded)
+        return te__plan_why(p, "rotated on the way from the projection into the rows of the caches, as codes: a warp "
+                               "for each row");
     if (a->cached) return te__plan_why(p, "rotated on the way from the projection into the rows of the caches");
     return te__plan_why(p, k->vector ? "eight channels a thread" : "general: one channel pair at a time");
 }

@@ -21,6 +21,8 @@ typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v; /* with `cached`, k and v are caches, whose steps s, b and h are those from one page,
                                     * row and head to the next */
     int cached;
+    te__rope_view k_factors, v_factors; /* with `cached`, of caches of E4M3 codes: the factors of their rows */
+    int coded;               /* 1: the caches have E4M3 codes */
     int pages, page_size, pages_of_each; /* with `cached`; these and the next ones as in te__cache_place */
     const int *cache_cu, *cache_start, *cache_table;
     const int *start;        /* [batch], or [sequences] if `cu` is given: a number for each sequence, added to the
@@ -58,13 +60,20 @@ typedef struct te__rope_kargs {
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_kargs;
 
-/* Returns how many heads of a token are processed. A rotation in place leaves out the heads of v. */
+/* Returns how many heads of a token are processed. A rotation in place leaves out the heads of v. With `coded`, these
+ * are the heads of q; those of k and v are rows of codes (te__rope_coded_head). */
 TE__BOTH int te__rope_heads(const te__rope_kargs *a) {
-    return a->heads + (a->whole == TE__ROPE_IN_PLACE ? 1 : 2) * a->groups;
+    return a->heads + (a->coded ? 0 : a->whole == TE__ROPE_IN_PLACE ? 1 : 2) * a->groups;
 }
 /* Returns the index in `packed` of the n-th processed head. */
 TE__BOTH int te__rope_packed_head(const te__rope_kargs *a, int n) {
-    return a->whole == TE__ROPE_IN_PLACE && a->grouped ? n + n / (a->heads / a->groups + 1) : n;
+    const int left_out = a->coded ? 2 : a->whole == TE__ROPE_IN_PLACE ? 1 : 0; /* heads of each group */
+    return left_out && a->grouped ? n + left_out * (n / (a->heads / a->groups + 2 - left_out)) : n;
+}
+/* Returns the index in `packed` of head h of k (part is 1) or v (part is 2). */
+TE__BOTH int te__rope_coded_head(const te__rope_kargs *a, int part, int h) {
+    const int queries = a->groups ? a->heads / a->groups : 0;
+    return a->grouped ? h * (queries + 2) + queries + part - 1 : a->heads + (part - 1) * a->groups + h;
 }
 
 /* Finds the place of token t of sequence b in the caches. Returns false if it has none and must not be written. */

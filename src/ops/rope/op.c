@@ -183,7 +183,9 @@ static te_result te__qkv_rope_check_caches(te_ctx *te, const char *op, const te_
     const te_tensor *const cache[2] = {a->k_cache, a->v_cache};
     te_result r = TE_OK;
     int i;
-    if (!a->k_cache && !a->v_cache && !a->cu_seqlens && !a->cache_positions && !a->page_table) return TE_OK;
+    if (!a->k_cache && !a->v_cache && !a->cu_seqlens && !a->cache_positions && !a->page_table && !a->k_factors &&
+        !a->v_factors)
+        return TE_OK;
     if (!a->k_cache || !a->v_cache || !a->cu_seqlens || !a->cache_positions || a->rotated)
         return te__fail(te, TE_ERR_INVALID,
                         "%s: k_cache, v_cache, cu_seqlens and cache_positions belong together, and to no `rotated`; "
@@ -191,13 +193,20 @@ static te_result te__qkv_rope_check_caches(te_ctx *te, const char *op, const te_
                         op);
     for (i = 0; i < 2 && r == TE_OK; i++) {
         r = te__want_heads(te, op, i ? "v_cache" : "k_cache", cache[i]);
+        if (r == TE_OK && cache[i]->dtype != a->k_cache->dtype)
+            r = te__fail(te, TE_ERR_DTYPE, "%s: k_cache is %s and v_cache is %s; both have one format", op,
+                         te_dtype_name(a->k_cache->dtype), te_dtype_name(cache[i]->dtype));
         if (r == TE_OK && (cache[i]->shape[2] != a->num_groups || cache[i]->shape[3] != a->head_dim ||
-                           cache[i]->dtype != a->qkv->dtype || cache[i]->shape[0] != a->k_cache->shape[0] ||
+                           (cache[i]->dtype != a->qkv->dtype && cache[i]->dtype != TE_F8E4M3) ||
+                           cache[i]->shape[0] != a->k_cache->shape[0] ||
                            cache[i]->shape[1] != a->k_cache->shape[1]))
             r = te__fail(te, TE_ERR_SHAPE,
-                         "%s: k_cache is %s and v_cache %s; [pages, page_size, %d, %d] in %s is needed", op,
-                         te__shape_text(a->k_cache, x), te__shape_text(a->v_cache, y), a->num_groups, a->head_dim,
-                         te_dtype_name(a->qkv->dtype));
+                         "%s: k_cache is %s and v_cache %s in %s; [pages, page_size, %d, %d] in %s or e4m3 is needed",
+                         op, te__shape_text(a->k_cache, x), te__shape_text(a->v_cache, y),
+                         te_dtype_name(cache[i]->dtype), a->num_groups, a->head_dim, te_dtype_name(a->qkv->dtype));
+        if (r == TE_OK)
+            r = te__want_factors(te, op, i ? "v_cache" : "k_cache", cache[i], i ? "v_factors" : "k_factors",
+                                 i ? a->v_factors : a->k_factors);
     }
     if (r == TE_OK) r = te__want_numel(te, op, "cu_seqlens", a->cu_seqlens, b + 1);
     if (r == TE_OK) r = te__want_numel(te, op, "cache_positions", a->cache_positions, b);
@@ -244,6 +253,17 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     v.s = x->stride[format == TE_BSHD ? 1 : 0];
     v.b = format == TE_THD ? 0 : x->stride[format == TE_BSHD ? 0 : 1];
     v.h = x->stride[x->ndim - 2];
+    v.dt = (int)x->dtype;
+    return v;
+}
+
+/* Returns a view of the factors [pages, page_size, heads] of a cache's rows. */
+static te__rope_view te__rope_factors_of(const te_tensor *x) {
+    te__rope_view v = TE_ZERO;
+    v.p = te__data(x);
+    v.s = x->stride[0];
+    v.b = x->stride[1];
+    v.h = x->stride[2];
     v.dt = (int)x->dtype;
     return v;
 }
@@ -322,6 +342,11 @@ static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a
         k->k = te__rope_view_of(a->k_cache, TE_SBHD); /* pages, rows */
         k->v = te__rope_view_of(a->v_cache, TE_SBHD);
         k->cached = 1;
+        if (a->k_factors) {
+            k->coded = 1;
+            k->k_factors = te__rope_factors_of(a->k_factors);
+            k->v_factors = te__rope_factors_of(a->v_factors);
+        }
         k->pages = (int)a->k_cache->shape[0];
         k->page_size = (int)a->k_cache->shape[1];
         k->pages_of_each = a->page_table ? (int)a->page_table->shape[1] : 1;

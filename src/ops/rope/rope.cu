@@ -13,17 +13,18 @@
 // With freqs x and y have one angle each, and the transposed rotation exchanges their sines. A token whose position has
 // no row in freqs becomes NaN.
 //
-// CACHED: k and v are rows of caches.
+// CACHED: k and v are rows of caches. CODED: these have E4M3 codes, and a warp writes a row, a head of a token.
 //
 // Options: X_DT is the te_dtype of all tensors; without it each tensor has its own. X_VECTOR replaces a.vector. X_FREQS
-// replaces a.has_freqs, and X_CACHED a.cached.
+// replaces a.has_freqs, and X_CACHED a.cached + a.coded.
 // Benchmark: "rotary embedding" in tests/bench/h200.csv.
 //
 // Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes, or 16 * tokens * half
 // bytes with freqs. With `vector` all addresses are multiples of 16 bytes; all strides, d and half are multiples of 8.
 // te:baseline
-// te:row X_DT=1|2|3 X_VECTOR=1 X_FREQS=0|1 X_CACHED=0|1
+// te:row X_DT=1|2|3 X_VECTOR=1 X_FREQS=0|1 X_CACHED=0|1|2
 #include "device/vector.cuh"
+#include "device/coded_row.cuh"
 #include "base/sequences.h"
 #include "ops/rope/kargs.h"
 
@@ -33,12 +34,14 @@
 #define DT_OF(view) X_DT
 #define VECTOR X_VECTOR
 #define FREQS X_FREQS
-#define CACHED X_CACHED
+#define CACHED (X_CACHED != 0)
+#define CODED (X_CACHED == 2)
 #else
 #define DT_OF(view) ((view).dt)
 #define VECTOR a.vector
 #define FREQS a.has_freqs
 #define CACHED a.cached
+#define CODED a.coded
 #endif
 
 // The tokens of the block. Each token has an outer and an inner index. If batch_first is set, the outer index is the
@@ -186,6 +189,41 @@ TE_DEV float2 te_rope_turn(const te__rope_kargs &a, float angle) {
     return make_float2(c * a.attention_factor, s * a.attention_factor * a.direction);
 }
 
+// Rounds x to a number of format dt.
+TE_DEV float te_rope_rounded(float x, int dt) {
+    if (dt == TE_BF16) return te_bf16_to_f32(te_f32_to_bf16(x));
+    return dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(x)) : x;
+}
+// Writes the rows of k and v of a block's tokens as codes, of rotated numbers that are rounded to the projection's
+// format first, as if they had been stored. `table` and `mates` are those of te_rope_units, `width` its W.
+TE_DEV_CALL void te_rope_coded_rows(const te__rope_kargs &a, const te_rope_tokens &tokens, const float2 *table,
+                                    const float2 *mates, int width) {
+#pragma unroll 1
+    for (int at = threadIdx.x / TE_WARP; at < tokens.count * 2 * a.groups; at += TE__ROPE_THREADS / TE_WARP) {
+        const int token = at / (2 * a.groups), in_token = at - token * 2 * a.groups, part = in_token < a.groups ? 1 : 2,
+                  h = in_token - (part - 1) * a.groups;
+        const te__rope_view &to = part == 1 ? a.k : a.v, &factors = part == 1 ? a.k_factors : a.v_factors;
+        int t, b;
+        te_i64 page, row;
+        tokens.locate(token, t, b);
+        if (!te__rope_cache_place(&a, t, b, &page, &row)) continue;
+        const te_i64 from = t * a.packed.s + b * a.packed.b + te__rope_coded_head(&a, part, h) * a.packed.h;
+        te_put_coded_row((te_u8 *)to.p + page * to.s + row * to.b + h * to.h,
+                         (te_u8 *)factors.p + page * factors.s + row * factors.b + h * factors.h, a.d, [&](int c) {
+                             const float x = te_load(a.packed.p, from + c, DT_OF(a.packed));
+                             if (part == 2 || c >= 2 * a.half) return x;
+                             const bool second = a.interleaved ? c & 1 : c >= a.half;
+                             const int pair = a.interleaved ? c >> 1 : second ? c - a.half : c,
+                                       other = a.interleaved ? c ^ 1 : second ? c - a.half : c + a.half;
+                             const int angle = token * a.half + pair % width * (a.half / width) + pair / width;
+                             const float y = te_load(a.packed.p, from + other, DT_OF(a.packed));
+                             const float2 by = second && FREQS ? mates[angle] : table[angle];
+                             return te_rope_rounded(second ? x * by.x + y * by.y : x * by.x - y * by.y,
+                                                    DT_OF(a.packed));
+                         });
+    }
+}
+
 template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *table) {
     const te_rope_tokens tokens(a);
     float2 *const mates = table + tokens.count * a.half;
@@ -220,6 +258,7 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *tabl
         if (at + TE__ROPE_THREADS < all) other.finish(a, table, mates);
         if (at + 3 * TE__ROPE_THREADS < all) other.ask(a, tokens, walk);
     }
+    if (CODED) te_rope_coded_rows(a, tokens, table, mates, W);
 }
 
 extern "C" __global__ void __launch_bounds__(TE__ROPE_THREADS, 3) te_rope(const __grid_constant__ te__rope_kargs a) {

@@ -1318,6 +1318,25 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_fwd.rule.v_factors = te_tensor_full(te, TE_F8E8M0, 3, (const int64_t[]){8, 16, 2}, 2);
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
+        CALL(167, ATTN_BWD, "attention of e4m3 codes, causal, grouped heads, backward")
+        c->args.attn_bwd.q = call_normal(te, TE_F8E4M3, 4, q, 1);
+        c->args.attn_bwd.k = call_normal(te, TE_F8E4M3, 4, kv, 2);
+        c->args.attn_bwd.v = call_normal(te, TE_F8E4M3, 4, kv, 3);
+        c->args.attn_bwd.o = call_normal(te, dtype, 4, q, 4);
+        c->args.attn_bwd.d_o = call_normal(te, TE_F8E5M2, 4, q, 5);
+        c->args.attn_bwd.lse = te_tensor_full(te, TE_F32, 3, lse, 4);
+        c->args.attn_bwd.dq = call_out(c, te, dtype, 4, q);
+        c->args.attn_bwd.dk = call_out(c, te, dtype, 4, kv);
+        c->args.attn_bwd.dv = call_out(c, te, dtype, 4, kv);
+        c->args.attn_bwd.fp8.dp_dtype = TE_F8E5M2;
+        c->args.attn_bwd.fp8.dp_scale = te_tensor_full(te, TE_F32, 1, one, 8);
+        c->args.attn_bwd.fp8.dp_amax = call_out(c, te, TE_F32, 1, one);
+        c->args.attn_bwd.fp8.q_scale_inv = te_tensor_full(te, TE_F32, 1, one, 1);
+        c->args.attn_bwd.fp8.k_scale_inv = te_tensor_full(te, TE_F32, 1, one, 1);
+        c->args.attn_bwd.fp8.v_scale_inv = te_tensor_full(te, TE_F32, 1, one, 0.5);
+        c->args.attn_bwd.fp8.do_scale_inv = te_tensor_full(te, TE_F32, 1, one, 2);
+        c->tolerance = 5e-2; /* two devices may round probabilities and dP to other codes */
+        break;
     default: return false;
     }
 #undef CALL

@@ -1559,10 +1559,10 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     te_scope_end(b->te);
 }
 
-/* x as E4M3 codes; *scale_inv becomes their factor. */
-static te_tensor *codes_of(bench *b, te_tensor *x, te_tensor **scale_inv) {
+/* x as codes; *scale_inv becomes their factor. */
+static te_tensor *codes_of(bench *b, te_tensor *x, te_dtype dtype, te_tensor **scale_inv) {
     te_op_fp8_quantize_args cast;
-    te_tensor *y = te_tensor_empty(b->te, TE_F8E4M3, te_tensor_ndim(x), te_tensor_shape(x));
+    te_tensor *y = te_tensor_empty(b->te, dtype, te_tensor_ndim(x), te_tensor_shape(x));
     const int64_t n = te_tensor_numel(x), shape[2] = {n / te_tensor_shape(x)[3], te_tensor_shape(x)[3]};
     memset(&cast, 0, sizeof cast);
     cast.x = te_tensor_view(x, 2, shape), cast.row = te_tensor_view(y, 2, shape);
@@ -1573,34 +1573,49 @@ static te_tensor *codes_of(bench *b, te_tensor *x, te_tensor **scale_inv) {
 }
 /* FP8 attention of codes, over our own attention of bf16. */
 static void bench_attention_fp8(bench *b, int64_t batch, int64_t heads, int64_t groups, int64_t s, int64_t d, bool causal) {
-    static const char name[] = "fp8 attention forward";
+    static const char *const names[2][2] = {{"fp8 attention forward", "fp8 attention forward, sustained"}, {"fp8 attention backward", "fp8 attention backward, sustained"}};
     const int64_t q[4] = {batch, s, heads, d}, kv[4] = {batch, s, groups, d}, l[3] = {batch, heads, s};
-    const double flops = 4.0 * (double)batch * (double)heads * (double)s * (double)s * (double)d * (causal ? 0.5 : 1);
-    any_call plain, c;
+    any_call plain[2], c[2];
     char shape[64];
-    double bf16, fp8;
-    te_tensor *tq, *tk, *tv;
-    te_attn_fp8 *f = &c.args.attn_fwd.fp8;
+    te_tensor *x[4];
+    te_attn_fp8 *f = &c[0].args.attn_fwd.fp8;
     snprintf(shape, sizeof shape, "b%d h%d/%d s%d d%d%s", (int)batch, (int)heads, (int)groups, (int)s, (int)d, causal ? " c" : "");
-    if (!wanted(b, name)) return;
+    if (!wanted(b, names[0][0]) && !wanted(b, names[1][0])) return;
     te_scope_begin(b->te);
-    tq = te_tensor_normal(b->te, TE_BF16, 4, q, 0, 1), tk = te_tensor_normal(b->te, TE_BF16, 4, kv, 0, 1), tv = te_tensor_normal(b->te, TE_BF16, 4, kv, 0, 1);
-    memset(&plain, 0, sizeof plain);
-    plain.op = TE_OP_ATTN_FWD;
-    plain.args.attn_fwd.q = tq, plain.args.attn_fwd.k = tk, plain.args.attn_fwd.v = tv;
-    plain.args.attn_fwd.o = te_tensor_empty(b->te, TE_BF16, 4, q), plain.args.attn_fwd.lse = te_tensor_empty(b->te, TE_F32, 3, l);
-    plain.args.attn_fwd.format = TE_BSHD;
-    plain.args.attn_fwd.rule.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
-    c = plain;
-    c.args.attn_fwd.q = codes_of(b, tq, &f->q_scale_inv), c.args.attn_fwd.k = codes_of(b, tk, &f->k_scale_inv), c.args.attn_fwd.v = codes_of(b, tv, &f->v_scale_inv);
+    for (int i = 0; i < 4; i++) x[i] = te_tensor_normal(b->te, TE_BF16, 4, i == 1 || i == 2 ? kv : q, 0, 1);
+    memset(plain, 0, sizeof plain);
+    plain[0].op = TE_OP_ATTN_FWD;
+    plain[0].args.attn_fwd.q = x[0], plain[0].args.attn_fwd.k = x[1], plain[0].args.attn_fwd.v = x[2];
+    plain[0].args.attn_fwd.o = te_tensor_empty(b->te, TE_BF16, 4, q), plain[0].args.attn_fwd.lse = te_tensor_empty(b->te, TE_F32, 3, l);
+    plain[0].args.attn_fwd.format = TE_BSHD;
+    plain[0].args.attn_fwd.rule.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    plain[1].op = TE_OP_ATTN_BWD;
+    te_op_attn_bwd_args *g = &plain[1].args.attn_bwd;
+    g->q = x[0], g->k = x[1], g->v = x[2], g->o = plain[0].args.attn_fwd.o, g->lse = plain[0].args.attn_fwd.lse, g->d_o = x[3];
+    g->dq = te_tensor_empty(b->te, TE_BF16, 4, q), g->dk = te_tensor_empty(b->te, TE_BF16, 4, kv), g->dv = te_tensor_empty(b->te, TE_BF16, 4, kv);
+    g->format = TE_BSHD, g->rule = plain[0].args.attn_fwd.rule;
+    memcpy(c, plain, sizeof c);
+    c[0].args.attn_fwd.q = codes_of(b, x[0], TE_F8E4M3, &f->q_scale_inv), c[0].args.attn_fwd.k = codes_of(b, x[1], TE_F8E4M3, &f->k_scale_inv);
+    c[0].args.attn_fwd.v = codes_of(b, x[2], TE_F8E4M3, &f->v_scale_inv);
     f->s_dtype = TE_F8E4M3;
     f->s_amax = te__empty_1d(b->te, TE_F32, 1);
     te_tensor_fill(f->s_amax, 0);
-    te__sleep(0.04);
-    bf16 = measure(b, run_call, &plain), fp8 = measure(b, run_call, &c);
-    report_against(b, name, shape, fp8, flops / fp8 * 1e-12, flops / bf16 * 1e-12, "TFLOP/s", "our bf16");
-    bf16 = measure_sustained(b, run_call, &plain, bf16), fp8 = measure_sustained(b, run_call, &c, fp8);
-    report_against(b, "fp8 attention forward, sustained", shape, fp8, flops / fp8 * 1e-12, flops / bf16 * 1e-12, "TFLOP/s", "our bf16");
+    g = &c[1].args.attn_bwd;
+    g->q = c[0].args.attn_fwd.q, g->k = c[0].args.attn_fwd.k, g->v = c[0].args.attn_fwd.v, g->fp8 = *f;
+    g->d_o = codes_of(b, x[3], TE_F8E5M2, &g->fp8.do_scale_inv);
+    g->fp8.dp_dtype = TE_F8E5M2;
+    g->fp8.s_scale = te__empty_1d(b->te, TE_F32, 1), g->fp8.dp_scale = te__empty_1d(b->te, TE_F32, 1), g->fp8.dp_amax = te__empty_1d(b->te, TE_F32, 1);
+    te_tensor_fill(g->fp8.s_scale, 448), te_tensor_fill(g->fp8.dp_scale, 1000), te_tensor_fill(g->fp8.dp_amax, 0);
+    for (int i = 0; i < 2; i++) {
+        const double flops = (i ? 10.0 : 4.0) * (double)batch * (double)heads * (double)s * (double)s * (double)d * (causal ? 0.5 : 1);
+        if (!wanted(b, names[i][0])) continue;
+        run_call(b, &c[0]); /* the backward pass reads o and lse */
+        te__sleep(0.04);
+        double bf16 = measure(b, run_call, &plain[i]), fp8 = measure(b, run_call, &c[i]);
+        report_against(b, names[i][0], shape, fp8, flops / fp8 * 1e-12, flops / bf16 * 1e-12, "TFLOP/s", "our bf16");
+        bf16 = measure_sustained(b, run_call, &plain[i], bf16), fp8 = measure_sustained(b, run_call, &c[i], fp8);
+        report_against(b, names[i][1], shape, fp8, flops / fp8 * 1e-12, flops / bf16 * 1e-12, "TFLOP/s", "our bf16");
+    }
     te_scope_end(b->te);
 }
 

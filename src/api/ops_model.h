@@ -477,15 +477,21 @@ typedef struct te_attn_rule {
  * is rounded after dropout. The gradient of a bias sums rounded dP; with a softcap it sums unrounded gradients. The
  * caller rounds o and the gradients, and q, k and v: either to numbers of their format, or to FP8 codes.
  *
- * The forward pass takes q, k and v as codes of FP8 (all three), with the factors q_scale_inv, k_scale_inv and
- * v_scale_inv: a number is f32(code) * factor.
+ * Both passes take q, k and v as codes of FP8 (all three), with the factors q_scale_inv, k_scale_inv and v_scale_inv: a
+ * number is f32(code) * factor. The backward pass then takes d_o as codes, too, with the factor do_scale_inv.
  *
  * Without s_scale the forward pass rounds each row of S by a scale of its own: the numbers e^(score - m) are scaled and
  * become codes, before the factor 1 / (1 - p) of dropout. The general kernels take the row's largest score as m and 2^8
  * as the scale, so that the largest number is exact. Hopper's kernel for e4m3 codes knows that score only at the end of
  * the row. Its m is the largest score so far, its scale is 2^3, and m changes only when a number exceeds 448. Its
  * denominator sums the numbers before rounding, except that the largest one counts as its code. In lse that one is not
- * rounded either. s_amax gets the largest S before rounding, as with s_scale. */
+ * rounded either. s_amax gets the largest S before rounding, as with s_scale.
+ *
+ * The backward pass rounds S by s_scale and dP by dp_scale, the scales of delayed scaling: a kernel that does not store
+ * S and dP cannot measure them first. dp_amax gets the largest dP before rounding; the amax of S is the forward's. The
+ * general kernels compute D_i = sum_j P_ij dP_ij and multiply rounded numbers. Hopper's kernel for codes (e4m3 of q, k
+ * and v, e5m2 of d_o, dp_dtype e5m2) is closer to unrounded gradients: it computes D_i as o_i d_o_i and so needs o, it
+ * rounds dP by dp_scale for dq alone, and takes S and dP in bf16 for dv and dk. */
 typedef struct te_attn_fp8 {
     te_dtype s_dtype, dp_dtype;   /* e4m3 or e5m2; 0 => not rounded. Only the backward pass reads dp_dtype */
     te_tensor *s_scale, *dp_scale; /* f32 [1], read; s_scale: NULL in the forward pass => a scale for each row. The
@@ -493,7 +499,8 @@ typedef struct te_attn_fp8 {
     te_tensor *s_amax, *dp_amax;  /* f32 [1], optional: the forward pass sets s_amax to max(s_amax, max |S|), the
                                    * backward pass dp_amax to max(dp_amax, max |dP|) */
     te_tensor *q_scale_inv, *k_scale_inv, *v_scale_inv; /* f32 [1], read; only for FP8 codes of q, k and v, which need
-                                                         * them. The backward pass takes no codes */
+                                                         * them */
+    te_tensor *do_scale_inv;      /* f32 [1], read by the backward pass alone; only for FP8 codes of d_o */
 } te_attn_fp8;
 
 /* O = softmax(scale * Q K^T, masked) V, without storing the score matrix.
@@ -530,7 +537,9 @@ typedef struct te_op_attn_fwd_args {
  * are the forward's. Deterministic.
  *   dbias            optional, written: the gradient of core_attention_bias in its shape, f32, f16 or bf16
  *   dsoftmax_offset  optional f32 [H], written: the gradient of softmax_offset
- *   o                may be NULL with fp8: D_i is then sum_j P_ij dP_ij (P: the softmax) instead of o_i d_o_i */
+ *   d_o              FP8 codes if q, k and v are codes, see te_attn_fp8
+ *   o                may be NULL with fp8.s_dtype or fp8.dp_dtype, which make D_i sum_j P_ij dP_ij (P: the softmax)
+ *                    instead of o_i d_o_i. Hopper's kernel for FP8 codes needs o */
 typedef struct te_op_attn_bwd_args {
     const te_tensor *q, *k, *v, *o, *lse, *d_o;
     te_tensor *dq, *dk, *dv;
@@ -538,7 +547,7 @@ typedef struct te_op_attn_bwd_args {
     te_attn_rule rule; /* as in the forward pass */
     uint64_t seed, offset; /* the forward's */
     const te_tensor *rng; /* the forward's */
-    te_attn_fp8 fp8;   /* as in the forward pass, with dp_dtype */
+    te_attn_fp8 fp8;   /* as in the forward pass, with s_scale, dp_dtype and dp_scale; for codes, do_scale_inv */
     te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
 

@@ -199,6 +199,13 @@ TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
                  : "memory");
 }
 
+// As te_stmatrix4, but stores each matrix transposed: lanes 8 i to 8 i + 7 pass the addresses of its columns.
+TE_DEV void te_stmatrix4_trans(te_u32 column, const te_u32 r[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(column), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
 // ---- wgmma ----------------------------------------------------------------------------------------------------------
 // A warpgroup computes D += A B, with D [64, N]. A is 64 rows by 32 bytes of k, B is 32 bytes of k by N columns.
 // Descriptors give the addresses of A and B in shared memory.

@@ -1,7 +1,6 @@
 /* nn/fp8_attention.c: the attention core under a recipe with fp8_dpa. Tensors are rounded to FP8 codes at the same
- * points as in TransformerEngine (S is the softmax). With a per-tensor recipe the forward pass multiplies the codes
- * themselves. The other GEMMs run in high precision on the decoded numbers. This file must not depend on the module
- * tree.
+ * points as in TransformerEngine (S is the softmax). With a per-tensor recipe both passes take the codes themselves.
+ * With MXFP8 the GEMMs run in high precision on the decoded numbers. This file must not depend on the module tree.
  *
  * The table has the tensors that are quantized. A per-tensor recipe has six scales, and tensors in parentheses share
  * one. An MXFP8 recipe has blocks of 32 numbers along dimension d (channels) or s (tokens).
@@ -14,11 +13,13 @@
  * cannot be measured first. Under current scaling S and dP therefore use delayed scaling with the latest amax, as in
  * TransformerEngine. The forward pass rounds each row of S by a scale of its own (te_attn_fp8), since the kernel does
  * not know a row's sum before its end. It records the amax of S, and the backward pass rounds S by the delayed scale.
+ * The backward pass records the amax of dP. Hopper's kernel for codes leaves S and, for dk, dP unrounded.
  * The quantizer factory of a custom recipe is called for each of the six scales. If it returns an
  * MXFP8 quantizer for q, k and v, the MXFP8 line applies.
  *
  * The gradient of the softmax needs D, the sum of S * dP over each row (ops/attn/cpu.c). D is computed from the
- * unrounded S, because the backward pass ignores that S was rounded. */
+ * unrounded S, because the backward pass ignores that S was rounded. Hopper's kernel for codes computes D as the sum of
+ * o * dO over channels. It needs o before its rounding, so the node of a per-tensor recipe saves it. */
 
 /* Indices of the tensors of attention in the scaling state, as in TransformerEngine. The state has
  * room for the tensors of three GEMMs, and attention uses six of its entries. */
@@ -195,26 +196,22 @@ static te_result te__attention_decode(te_tensor *const y[3], te_qkv_format kv, b
     return TE_OK;
 }
 
-/* Sets the FP8 codes and their factors of a call, from per-tensor codes of te__attention_quantize. Rows of codes are
- * padded to 16 bytes. */
-static te_result te__attention_codes(te_tensor *const y[3], te_op_attn_fwd_args *args) {
-    const te_tensor **to[3];
-    te_tensor **factor[3];
+/* Returns the FP8 codes of y, which has a scale for the whole tensor. Rows of codes are padded to 16 bytes. */
+static te_tensor *te__attention_codes_of(te_tensor *y) {
+    const int last = y->ndim - 1;
+    int64_t shape[TE_MAX_DIMS];
+    memcpy(shape, y->shape, sizeof(shape));
+    shape[last] = te__cols(y->quantized->row.data);
+    return te_tensor_narrow(te_tensor_view(y->quantized->row.data, y->ndim, shape), last, 0, y->shape[last]);
+}
+/* Makes the FP8 codes x of q, k and v from per-tensor codes of te__attention_quantize, and sets their factors. */
+static te_result te__attention_codes(te_tensor *const y[3], te_tensor *x[3], te_attn_fp8 *fp8) {
     int i;
-    to[0] = &args->q, to[1] = &args->k, to[2] = &args->v;
-    factor[0] = &args->fp8.q_scale_inv, factor[1] = &args->fp8.k_scale_inv, factor[2] = &args->fp8.v_scale_inv;
-    for (i = 0; i < 3; i++) {
-        const int last = y[i]->ndim - 1;
-        int64_t shape[TE_MAX_DIMS];
-        te_tensor *x;
-        memcpy(shape, y[i]->shape, sizeof(shape));
-        shape[last] = te__cols(y[i]->quantized->row.data);
-        x = te_tensor_view(y[i]->quantized->row.data, y[i]->ndim, shape);
-        *to[i] = te_tensor_narrow(x, last, 0, y[i]->shape[last]);
-        *factor[i] = y[i]->quantized->row.scale;
-        if (!*to[i]) return te_error_code(y[i]->te);
-    }
-    return TE_OK;
+    for (i = 0; i < 3; i++) x[i] = te__attention_codes_of(y[i]);
+    fp8->q_scale_inv = y[0]->quantized->row.scale;
+    fp8->k_scale_inv = y[1]->quantized->row.scale;
+    fp8->v_scale_inv = y[2]->quantized->row.scale;
+    return x[0] && x[1] && x[2] ? TE_OK : te_error_code(y[0]->te);
 }
 
 /* Views [.., H, d] as [.., H d]. */
@@ -254,21 +251,26 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
     const te_qkv_format kv = te__attn_kv_format(&s->args);
     const bool blocks = te__attention_by_blocks(&s->quant);
     const int last = saved[0]->ndim - 1;
+    const int64_t heads = saved[0]->shape[last - 1], d_v = saved[2]->shape[last];
     te_tensor *list[TE__ATTENTION_SAVED], *gradient = te_tensor_contiguous(dy[0]), *codes[3];
     te__quant_spec spec = te__attention_spec(&s->quant, recipe, true, TE__SLOT_DO, TE_ROWWISE);
+    te_attn_fp8 codes_of = TE_ZERO;
     te_op_attn_bwd_args args;
     te_result result;
     memcpy(list, saved, sizeof(list));
-    result = te__attention_decode(saved, kv, blocks, list);
+    result = blocks ? te__attention_decode(saved, kv, blocks, list) : te__attention_codes(saved, list, &codes_of);
+    if (gradient && !blocks) gradient = te__as_heads(gradient, last - 1, heads, d_v);
     if (result == TE_OK && !gradient) result = te_error_code(te);
     if (result != TE_OK) return te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
-    te__attention_apart(list, dx);
+    te__attention_apart(blocks ? list : saved, dx);
     args = te__attention_gradients(&s->args, list, dx, dx, needs);
+    args.fp8 = codes_of;
     gradient = te__quantize(gradient, &spec);
     if (!gradient) return te_error_code(te);
-    args.d_o = te__as_heads(te__quant_value(gradient, gradient->dtype), last - 1, list[0]->shape[last - 1],
-                            list[2]->shape[last]);
+    args.d_o = blocks ? te__as_heads(te__quant_value(gradient, gradient->dtype), last - 1, heads, d_v)
+                      : te__attention_codes_of(gradient);
     if (!blocks) {
+        args.fp8.do_scale_inv = gradient->quantized->row.scale;
         spec = te__attention_spec(&s->quant, &inner, true, TE__SLOT_DP, TE_ROWWISE);
         args.fp8.s_dtype = s->s_dtype;
         args.fp8.s_scale = saved[TE__ATTENTION_SAVED];
@@ -309,7 +311,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     const bool blocks = te__attention_by_blocks(call);
     const te__rng_state before = te__rng_now(te);
     te__fp8_attention state = TE_ZERO;
-    te_tensor *codes[3], *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED + 1], *y = NULL;
+    te_tensor *codes[3], *values[3], *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED + 1], *y = NULL;
     te_op_attn_fwd_args *args = &state.args;
     te__quant_spec spec;
     bool ready;
@@ -330,14 +332,11 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
         te__rng_back(te, before);
         return te__frame_return(te, NULL);
     }
-    if (blocks) {
-        te_tensor *values[3];
-        ready = te__attention_decode(codes, te__attn_kv_format(args), blocks, values) == TE_OK;
-        args->q = ready ? values[0] : NULL;
-        args->k = ready ? values[1] : NULL;
-        args->v = ready ? values[2] : NULL;
-    } else
-        ready = te__attention_codes(codes, args) == TE_OK;
+    ready = (blocks ? te__attention_decode(codes, te__attn_kv_format(args), blocks, values)
+                    : te__attention_codes(codes, values, &args->fp8)) == TE_OK;
+    args->q = ready ? values[0] : NULL;
+    args->k = ready ? values[1] : NULL;
+    args->v = ready ? values[2] : NULL;
     saved[TE__ATTENTION_SAVED] = NULL;
     if (ready && !blocks) {
         spec = te__attention_spec(call, &inner, false, TE__SLOT_S, TE_ROWWISE);
@@ -359,7 +358,6 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     if (y && !te__attention_save(args, parts, in, saved)) y = NULL;
     if (y) {
         memcpy(saved, codes, sizeof(codes));
-        if (!blocks) saved[3] = NULL;
         memset(&args->fp8, 0, sizeof(args->fp8));
         state.quant = te__quant_call_keep(call);
         y = te__record_owning("fp8_attention", y, te__fp8_attention_backward, &state, sizeof(state),

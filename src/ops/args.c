@@ -232,14 +232,17 @@ enum {
     T(fp8.q_scale_inv, TE__IN_F32 | TE__OPT) T(fp8.k_scale_inv, TE__IN_F32 | TE__OPT) \
     T(fp8.v_scale_inv, TE__IN_F32 | TE__OPT)
 #define TE__ARGS_attn_bwd(T, L) \
-    T(q, TE__IN_FLOAT | TE__STRIDED) T(k, TE__IN_FLOAT | TE__STRIDED) T(v, TE__IN_FLOAT | TE__STRIDED) \
+    T(q, TE__IN_FLOAT | TE__AS_FP8 | TE__STRIDED) T(k, TE__IN_FLOAT | TE__AS_FP8 | TE__STRIDED) \
+    T(v, TE__IN_FLOAT | TE__AS_FP8 | TE__STRIDED) \
     T(o, TE__IN_FLOAT | TE__STRIDED | TE__NEED(!a->fp8.s_dtype && !a->fp8.dp_dtype)) T(lse, TE__IN_F32) \
-    T(d_o, TE__IN_FLOAT | TE__STRIDED) T(dq, TE__OUT_FLOAT | TE__STRIDED) T(dk, TE__OUT_FLOAT | TE__STRIDED) \
-    T(dv, TE__OUT_FLOAT | TE__STRIDED) T(rng, TE__IN | TE__AS_I64 | TE__OPT) T(dbias, TE__OUT_FLOAT | TE__OPT) \
-    T(dsoftmax_offset, TE__OUT_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T) \
+    T(d_o, TE__IN_FLOAT | TE__AS_FP8 | TE__STRIDED) T(dq, TE__OUT_FLOAT | TE__STRIDED) \
+    T(dk, TE__OUT_FLOAT | TE__STRIDED) T(dv, TE__OUT_FLOAT | TE__STRIDED) T(rng, TE__IN | TE__AS_I64 | TE__OPT) \
+    T(dbias, TE__OUT_FLOAT | TE__OPT) T(dsoftmax_offset, TE__OUT_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T) \
     T(fp8.s_scale, TE__IN_F32 | TE__NEED(a->fp8.s_dtype)) \
     T(fp8.dp_scale, TE__IN_F32 | TE__NEED(a->fp8.dp_dtype)) \
-    T(fp8.dp_amax, TE__INOUT_F32 | TE__OPT)
+    T(fp8.dp_amax, TE__INOUT_F32 | TE__OPT) T(fp8.q_scale_inv, TE__IN_F32 | TE__OPT) \
+    T(fp8.k_scale_inv, TE__IN_F32 | TE__OPT) T(fp8.v_scale_inv, TE__IN_F32 | TE__OPT) \
+    T(fp8.do_scale_inv, TE__IN_F32 | TE__OPT)
 #define TE__ARGS_SPARSE_ATTN(T) \
     T(q, TE__IN_FLOAT | TE__STRIDED) T(kv, TE__IN_FLOAT | TE__STRIDED) T(indices, TE__IN_I32) \
     T(sinks, TE__IN_F32 | TE__OPT)

@@ -87,15 +87,18 @@ static te_tensor *along_sequence(te_ctx *te, const problem *p, te_tensor *x, te_
     x = te_tensor_transpose(by_blocks(te, te_tensor_contiguous(x), codes, TE_COLUMNWISE), 1, 2);
     return te_tensor_contiguous(p->format == TE_SBHD ? te_tensor_transpose(x, 0, 1) : x);
 }
+static float largest_of(te_tensor *x) {
+    const float *values = test_read(x);
+    float top = 0;
+    for (int64_t k = 0; k < te_tensor_numel(x); k++) top = fmaxf(top, fabsf(values[k]));
+    return top;
+}
 /* Returns the scale of all three. */
 static float three(te_ctx *te, const problem *p, te_tensor *x[3], bool backward, float scale, float *amax) {
     const te_dtype codes = codes_of(p, backward);
     if (p->recipe.kind == TE_RECIPE_CURRENT) { /* one scale for all three */
         float top = 0;
-        for (int i = 0; i < 3; i++) {
-            const float *values = test_read(x[i]);
-            for (int64_t k = 0; k < te_tensor_numel(x[i]); k++) top = fmaxf(top, fabsf(values[k]));
-        }
+        for (int i = 0; i < 3; i++) top = fmaxf(top, largest_of(x[i]));
         scale = (codes == TE_F8E5M2 ? 57344.0f : 448.0f) / top;
     }
     float unused = 0;
@@ -156,18 +159,21 @@ static outcome points(te_ctx *te, const problem *p, int step, const scales *in) 
         f.fp8.s_dtype = g.fp8.s_dtype = codes_of(p, false);
         g.fp8.dp_dtype = codes_of(p, true);
         g.fp8.s_scale = te_tensor_full(te, TE_F32, SHAPE(1), (double)in->forward[S]); /* in the forward pass each row has a scale of its own */
-        f.q = codes_by(te, plain[Q], codes_of(p, false), scale, &f.fp8.q_scale_inv);
-        f.k = codes_by(te, plain[K], codes_of(p, false), scale, &f.fp8.k_scale_inv);
-        f.v = codes_by(te, plain[V], codes_of(p, false), scale, &f.fp8.v_scale_inv);
+        f.q = g.q = codes_by(te, plain[Q], codes_of(p, false), scale, &f.fp8.q_scale_inv);
+        f.k = g.k = codes_by(te, plain[K], codes_of(p, false), scale, &f.fp8.k_scale_inv);
+        f.v = g.v = codes_by(te, plain[V], codes_of(p, false), scale, &f.fp8.v_scale_inv);
+        g.fp8.q_scale_inv = f.fp8.q_scale_inv, g.fp8.k_scale_inv = f.fp8.k_scale_inv, g.fp8.v_scale_inv = f.fp8.v_scale_inv;
         g.fp8.dp_scale = te_tensor_full(te, TE_F32, SHAPE(1), (double)in->backward[DP]);
         f.fp8.s_amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
         g.fp8.dp_amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
     }
     te_op_attn_fwd(te, &f);
-    g.o = rounds ? NULL : x[O];
+    g.o = x[O];
     g.lse = f.lse;
     out.x[O] = bytes_of(one(te, p, x[O], false, in->forward[OUT], &out.amax.forward[OUT]));
+    te_tensor *const gradient = x[DO];
     g.d_o = one(te, p, x[DO], true, in->backward[DOUT], &out.amax.backward[DOUT]);
+    if (rounds) g.d_o = codes_by(te, gradient, codes_of(p, true), p->recipe.kind == TE_RECIPE_DELAYED ? in->backward[DOUT] : 57344.0f / largest_of(gradient), &g.fp8.do_scale_inv);
     g.dq = x[DQ];
     g.dk = x[DK];
     g.dv = x[DV];

@@ -294,6 +294,375 @@ TE_TEST_DEVICES(attn_fp8_bits) {
     }
 }
 
+/* ---- backward ---- */
+
+enum { DQ, DK, DV, GRADIENTS };
+static const char *const gradient_names[GRADIENTS] = {"dq", "dk", "dv"};
+static const float factor_do = 0.0009765625f;
+typedef struct back_problem {
+    problem p;
+    te_dtype d_o, out; /* formats of the codes of d_o, and of the gradients */
+    bool emulated;     /* without o: the kernels that round S and dP for all products */
+} back_problem;
+static int part_of(int i) { return i == DQ ? Q : i == DK ? K : V; }
+
+/* Codes of d_o as numbers, without the factor; in rows of no sequence NaN. */
+static float *gradient_of(const back_problem *g) {
+    const problem *p = &g->p;
+    int64_t shape[4];
+    const int64_t n = test_numel(shape_of(p, Q, p->d_v, shape), shape);
+    float *normal = test_normal(p->b * p->heads * p->s_q * p->d_v, 77), *x = test_floats(n);
+    for (int64_t i = 0; i < n; i++) x[i] = NAN;
+    for (int64_t b = 0; b < p->b; b++)
+        for (int64_t h = 0; h < p->heads; h++)
+            for (int64_t i = 0; i < length_of(p, Q, b); i++)
+                for (int64_t c = 0; c < p->d_v; c++)
+                    x[place(p, Q, p->d_v, b, h, i) + c] =
+                        normal[((b * p->heads + h) * p->s_q + i) * p->d_v + c] / factor_do;
+    return test_rounded(g->d_o, x, n);
+}
+
+typedef struct gradients {
+    double *x[GRADIENTS];
+    double amax; /* the largest |dP| */
+} gradients;
+/* The gradients in doubles. */
+static gradients gradients_of(const back_problem *g, const data *d, const float *d_o) {
+    const problem *p = &g->p;
+    const double scale = 1 / sqrt((double)p->d), score = (double)factors[Q] * (double)factors[K] * scale,
+                 of_dp = (double)factor_do * (double)factors[V];
+    gradients r = {{0}, 0};
+    int64_t shape[4];
+    for (int i = 0; i < GRADIENTS; i++)
+        r.x[i] =
+            (double *)test_alloc((size_t)test_numel(shape_of(p, part_of(i), wide_of(p, part_of(i)), shape), shape) * 8);
+    for (int64_t b = 0; b < p->b; b++)
+        for (int64_t h = 0; h < p->heads; h++) {
+            const int64_t n = length_of(p, K, b), group = h / (p->heads / p->groups);
+            double *s = (double *)test_alloc((size_t)n * 8 + 8), *dp = (double *)test_alloc((size_t)n * 8 + 8);
+            for (int64_t i = 0; i < length_of(p, Q, b); i++) {
+                const int64_t at_q = place(p, Q, p->d, b, h, i), at_o = place(p, Q, p->d_v, b, h, i);
+                const float *q = d->x[Q] + at_q, *go = d_o + at_o;
+                double top = -INFINITY, sum = 0, delta = 0;
+                for (int64_t j = 0; j < n; j++) {
+                    const float *k = d->x[K] + place(p, K, p->d, b, group, j),
+                                *v = d->x[V] + place(p, V, p->d_v, b, group, j);
+                    double x = 0, y = 0;
+                    s[j] = -INFINITY;
+                    if (!sees(p, b, i, j)) continue;
+                    for (int64_t c = 0; c < p->d; c++) x += (double)q[c] * (double)k[c];
+                    for (int64_t c = 0; c < p->d_v; c++) y += (double)go[c] * (double)v[c];
+                    s[j] = x * score, dp[j] = y * of_dp, top = fmax(top, s[j]);
+                }
+                if (top == -INFINITY) continue;
+                for (int64_t j = 0; j < n; j++) sum += s[j] = exp(s[j] - top);
+                for (int64_t j = 0; j < n; j++) delta += s[j] > 0 ? (s[j] /= sum) * dp[j] : 0;
+                for (int64_t j = 0; j < n; j++) {
+                    const int64_t at_k = place(p, K, p->d, b, group, j), at_v = place(p, V, p->d_v, b, group, j);
+                    const double ds = s[j] > 0 ? s[j] * (dp[j] - delta) : 0;
+                    if (s[j] == 0) continue;
+                    r.amax = fmax(r.amax, fabs(ds));
+                    for (int64_t c = 0; c < p->d; c++)
+                        r.x[DQ][at_q + c] += scale * ds * (double)factors[K] * (double)d->x[K][at_k + c],
+                            r.x[DK][at_k + c] += scale * ds * (double)factors[Q] * (double)q[c];
+                    for (int64_t c = 0; c < p->d_v; c++) r.x[DV][at_v + c] += s[j] * (double)factor_do * (double)go[c];
+                }
+            }
+        }
+    return r;
+}
+
+typedef struct back_result {
+    float *x[GRADIENTS], amax;
+    test_bytes bytes;
+} back_result;
+static te_op_attn_bwd_args back_call_of(te_ctx *te, const back_problem *g, const te_op_attn_fwd_args *f,
+                                        const float *d_o, double amax) {
+    const problem *p = &g->p;
+    te_op_attn_bwd_args a = {0};
+    te_tensor *x[GRADIENTS];
+    int64_t shape[4];
+    int n;
+    for (int i = 0; i < GRADIENTS; i++)
+        n = shape_of(p, part_of(i), wide_of(p, part_of(i)), shape), x[i] = test_guarded(te, g->out, n, shape);
+    n = shape_of(p, Q, p->d_v, shape);
+    a.q = f->q, a.k = f->k, a.v = f->v, a.lse = f->lse, a.o = g->emulated ? NULL : f->o;
+    a.d_o = test_tensor(te, g->d_o, n, shape, d_o);
+    a.dq = x[DQ], a.dk = x[DK], a.dv = x[DV];
+    a.format = f->format, a.rule = f->rule, a.fp8 = f->fp8;
+    a.fp8.s_scale = one_number(te, 448);
+    a.fp8.dp_dtype = TE_F8E5M2;
+    a.fp8.dp_scale = one_number(te, (float)(57344 / amax));
+    a.fp8.dp_amax = one_number(te, 0);
+    a.fp8.do_scale_inv = one_number(te, factor_do);
+    return a;
+}
+static back_result run_back(te_ctx *te, const back_problem *g, const data *d, const float *d_o, double amax) {
+    back_result r = {0};
+    te_scope_begin(te);
+    te_op_attn_fwd_args f = call_of(te, &g->p, d);
+    CHECK(te_op_attn_fwd(te, &f) == TE_OK);
+    te_op_attn_bwd_args a = back_call_of(te, g, &f, d_o, amax);
+    CHECK(te_op_attn_bwd(te, &a) == TE_OK);
+    te_tensor *const x[GRADIENTS] = {a.dq, a.dk, a.dv};
+    for (int i = 0; i < GRADIENTS; i++) r.x[i] = test_read(x[i]), test_put(&r.bytes, x[i]);
+    r.amax = test_read(a.fp8.dp_amax)[0];
+    te_scope_end(te);
+    return r;
+}
+/* Returns the root of the sum of squares of got - want; *size becomes that of want. */
+static double distance(const float *got, const double *want, int64_t n, double *size) {
+    double error = 0, all = 0;
+    for (int64_t i = 0; i < n; i++)
+        error += ((double)got[i] - want[i]) * ((double)got[i] - want[i]), all += want[i] * want[i];
+    *size = sqrt(all);
+    return sqrt(error);
+}
+
+static const back_problem back_problems[] = {
+    {{2, 4, 2, 130, 260, 128, 128, TE_MASK_NONE, 0, TE_BSHD, NORMAL, TE_BF16, {0}, {0}, false},
+     TE_F8E5M2,
+     TE_BF16,
+     false},
+    {{1, 4, 1, 384, 384, 128, 128, TE_MASK_CAUSAL, 0, TE_SBHD, NORMAL, TE_BF16, {0}, {0}, false},
+     TE_F8E5M2,
+     TE_BF16,
+     false},
+    {{1, 2, 2, 300, 300, 64, 64, TE_MASK_CAUSAL, 0, TE_BSHD, MEAN, TE_F16, {0}, {0}, false}, TE_F8E5M2, TE_F16, false},
+    {{1, 2, 1, 300, 200, 128, 128, TE_MASK_CAUSAL_BOTTOM_RIGHT, 0, TE_BSHD, NORMAL, TE_F16, {0}, {0}, false},
+     TE_F8E5M2,
+     TE_BF16,
+     false}, /* rows without keys */
+    {{1, 2, 1, 500, 500, 128, 64, TE_MASK_CAUSAL, 150, TE_BSHD, NORMAL, TE_BF16, {0}, {0}, false},
+     TE_F8E5M2,
+     TE_BF16,
+     false},
+    {{1, 2, 1, 300, 420, 64, 128, TE_MASK_NONE, 40, TE_BSHD, OUTLIERS, TE_BF16, {0}, {0}, false},
+     TE_F8E5M2,
+     TE_BF16,
+     false},
+    {{3, 2, 1, 200, 260, 128, 128, TE_MASK_PADDING, 0, TE_BSHD, NORMAL, TE_BF16, {200, 64, 1}, {129, 260, 7}, false},
+     TE_F8E5M2,
+     TE_BF16,
+     false},
+    {{3,
+      2,
+      1,
+      200,
+      260,
+      96,
+      96,
+      TE_MASK_PADDING_CAUSAL,
+      0,
+      TE_THD,
+      NORMAL,
+      TE_BF16,
+      {150, 200, 30},
+      {150, 260, 30},
+      false},
+     TE_F8E5M2,
+     TE_BF16,
+     false},
+    {{4,
+      2,
+      2,
+      140,
+      300,
+      128,
+      128,
+      TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT,
+      0,
+      TE_THD,
+      NORMAL,
+      TE_BF16,
+      {1, 140, 130, 5},
+      {128, 300, 129, 5},
+      false},
+     TE_F8E5M2,
+     TE_BF16,
+     false},
+    {{2, 4, 1, 260, 260, 128, 128, TE_MASK_PADDING_CAUSAL, 70, TE_THD, NORMAL, TE_BF16, {260, 190}, {260, 190}, false},
+     TE_F8E5M2,
+     TE_F16,
+     false},
+    {{1, 2, 1, 70, 90, 40, 24, TE_MASK_CAUSAL, 0, TE_BSHD, NORMAL, TE_BF16, {0}, {0}, false},
+     TE_F8E5M2,
+     TE_BF16,
+     false}, /* heads of no multiple of 16 */
+    {{1, 2, 1, 70, 90, 272, 272, TE_MASK_CAUSAL, 0, TE_BSHD, NORMAL, TE_BF16, {0}, {0}, false},
+     TE_F8E5M2,
+     TE_BF16,
+     false},
+    {{1, 2, 1, 70, 90, 64, 64, TE_MASK_CAUSAL, 0, TE_BSHD, NORMAL, TE_F32, {0}, {0}, false}, TE_F8E4M3, TE_F32, false},
+};
+/* Relative errors in the mean: rounding dP to E5M2 has 5.2e-2, and S to E4M3 2.7e-2, and codes that underflow have
+ * more. A code of E5M2 is off by an eighth at most, and where outliers meet by no more of the largest gradient than a
+ * quarter. */
+TE_TEST_DEVICES(attn_fp8_gradients) {
+    for (int n = 0; n < COUNT(back_problems); n += test_every_odd(3)) {
+        const back_problem *g = &back_problems[n];
+        const data d = make_data(&g->p);
+        const float *d_o = gradient_of(g);
+        const gradients want = gradients_of(g, &d, d_o);
+        const back_result got = run_back(te, g, &d, d_o, want.amax);
+        name_problem(&g->p);
+        for (int i = 0; i < GRADIENTS; i++) {
+            int64_t shape[4];
+            const int64_t count = test_numel(shape_of(&g->p, part_of(i), wide_of(&g->p, part_of(i)), shape), shape);
+            double size, error = distance(got.x[i], want.x[i], count, &size), most = 0, largest = 0;
+            for (int64_t k = 0; k < count; k++)
+                most = fmax(most, fabs((double)got.x[i][k] - want.x[i][k])),
+                largest = fmax(largest, fabs(want.x[i][k]));
+            if (getenv("TE_TEST_SHOW"))
+                fprintf(stderr, "%d: %s %.3e, most %.3e\n", n, gradient_names[i], error / size, most / largest);
+            CHECK_MSG(error <= 9e-2 * size, "%s: the error is %.3g of %.3g", gradient_names[i], error, size);
+            CHECK_MSG(most <= 0.25 * largest, "%s: an element is off by %.3g, the largest is %.3g", gradient_names[i],
+                      most, largest);
+        }
+        CHECK_MSG(fabs((double)got.amax - want.amax) <= 3e-2 * want.amax, "the largest dP is %.9g, not %.9g",
+                  (double)got.amax, want.amax);
+    }
+}
+
+/* No error is above 1.15 of the emulation's, which rounds S and dP for every product and sums P dP. */
+TE_TEST_DEVICES(attn_fp8_gradient_error) {
+    const bool gpu = te_ctx_is_cuda(te);
+    for (int n = 0; n < (gpu ? 2 * KINDS : 2); n++) {
+        const bool longer = n >= KINDS;
+        back_problem g = {{1,
+                           2,
+                           1,
+                           64,
+                           longer ? 16384 : 512,
+                           128,
+                           128,
+                           longer ? TE_MASK_NONE : TE_MASK_CAUSAL_BOTTOM_RIGHT,
+                           0,
+                           TE_BSHD,
+                           (kind)(n % KINDS),
+                           TE_BF16,
+                           {0},
+                           {0},
+                           false},
+                          TE_F8E5M2,
+                          TE_BF16,
+                          false};
+        if (g.p.data == EQUAL) continue; /* dk is a sum of zeros */
+        const data d = make_data(&g.p);
+        const float *d_o = gradient_of(&g);
+        const gradients want = gradients_of(&g, &d, d_o);
+        const back_result fast = run_back(te, &g, &d, d_o, want.amax);
+        g.emulated = true;
+        const back_result slow = run_back(te, &g, &d, d_o, want.amax);
+        test_case("%s, %d keys", kind_names[g.p.data], (int)g.p.s_kv);
+        for (int i = 0; i < GRADIENTS; i++) {
+            int64_t shape[4];
+            const int64_t count = test_numel(shape_of(&g.p, part_of(i), 128, shape), shape);
+            double size, error = distance(fast.x[i], want.x[i], count, &size),
+                         emulated = distance(slow.x[i], want.x[i], count, &size);
+            if (getenv("TE_TEST_SHOW"))
+                fprintf(stderr, "%s, %d keys: %s %.3e, emulated %.3e (%.2f)\n", kind_names[g.p.data], (int)g.p.s_kv,
+                        gradient_names[i], error / size, emulated / size, error / emulated);
+            CHECK_MSG(error <= 1.15 * emulated, "%s: the error is %.3g, emulated %.3g", gradient_names[i], error / size,
+                      emulated / size);
+        }
+    }
+}
+
+/* The same bits again; a sequence's bits do not depend on the others, nor on the format. */
+TE_TEST_DEVICES(attn_fp8_gradient_bits) {
+    for (int n = 0; n < 2; n++) {
+        back_problem g = {{3,
+                           4,
+                           2,
+                           300,
+                           400,
+                           128,
+                           128,
+                           n ? TE_MASK_PADDING_CAUSAL : TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT,
+                           0,
+                           TE_BSHD,
+                           n ? MEAN : NORMAL,
+                           TE_BF16,
+                           {300, 77, 129},
+                           {400, 390, 130},
+                           false},
+                          TE_F8E5M2,
+                          TE_BF16,
+                          false},
+                     thd = g;
+        const data d = make_data(&g.p);
+        const float *d_o = gradient_of(&g);
+        const double amax = 0.5; /* any: it gives the scale of all runs */
+        const back_result all = run_back(te, &g, &d, d_o, amax);
+        test_case("%s, mask %d", kind_names[g.p.data], (int)g.p.mask);
+        for (int again = 0; again < 3; again++) CHECK_SAME("again", run_back(te, &g, &d, d_o, amax).bytes, all.bytes);
+        thd.p.format = TE_THD;
+        const data packed = make_data(&thd.p);
+        const back_result of_packed = run_back(te, &thd, &packed, gradient_of(&thd), amax);
+        for (int64_t b = 0; b < g.p.b; b++) {
+            back_problem one = g;
+            data alone = d;
+            one.p.b = 1;
+            one.p.length_q[0] = g.p.length_q[b], one.p.length_kv[0] = g.p.length_kv[b];
+            for (int i = 0; i < INPUTS; i++) alone.x[i] = d.x[i] + place(&g.p, i, wide_of(&g.p, i), b, 0, 0);
+            const back_result single = run_back(te, &one, &alone, d_o + place(&g.p, Q, g.p.d_v, b, 0, 0), amax);
+            for (int part = 0; part < GRADIENTS; part++) {
+                const int of = part_of(part);
+                for (int64_t i = 0; i < length_of(&g.p, of, b); i++) {
+                    const size_t bytes = (size_t)(heads_of(&g.p, of) * 128) * sizeof(float);
+                    const float *want = all.x[part] + place(&g.p, of, 128, b, 0, i);
+                    if (memcmp(want, single.x[part] + place(&one.p, of, 128, 0, 0, i), bytes) != 0)
+                        CHECK_MSG(false, "%s of sequence %d, row %d: other bits alone", gradient_names[part], (int)b,
+                                  (int)i);
+                    if (memcmp(want, of_packed.x[part] + place(&thd.p, of, 128, b, 0, i), bytes) != 0)
+                        CHECK_MSG(false, "%s of sequence %d, row %d: other bits packed", gradient_names[part], (int)b,
+                                  (int)i);
+                }
+            }
+        }
+    }
+}
+
+/* Which kernel runs, and why not the fast one. */
+TE_TEST(attn_fp8_gradient_choice) {
+    te_ctx *te = test_context("cpu");
+    back_problem p = {{1, 4, 2, 256, 256, 128, 128, TE_MASK_CAUSAL, 0, TE_BSHD, NORMAL, TE_BF16, {0}, {0}, false},
+                      TE_F8E5M2,
+                      TE_BF16,
+                      false};
+    const data d = make_data(&p.p);
+    const float *d_o = gradient_of(&p);
+    te_explanation e;
+    te_op_attn_fwd_args f = call_of(te, &p.p, &d);
+    te_op_attn_bwd_args a = back_call_of(te, &p, &f, d_o, 1), g;
+    CHECK(te_explain(te, TE_OP_ATTN_BWD, &a, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
+    CHECK_STR(e.why, "FP8 tensor cores: TMA and wgmma");
+    CHECK_STR(e.kernels,
+              "attn/attn_bwd_fp8_rows.X_DT=3 attn/attn_bwd_fp8_hopper.X_OUT=3 attn/attn_bwd_put.X_DT=3,X_D=128");
+    CHECK(te_explain(te, TE_OP_ATTN_BWD, &a, "sm_80", &e) == TE_OK && e.supported);
+    CHECK_STR(e.why, "and not FP8 tensor cores: the chip is no Hopper");
+    g = a, g.o = NULL;
+    CHECK(te_explain(te, TE_OP_ATTN_BWD, &g, "sm_90", &e) == TE_OK);
+    CHECK_STR(e.why, "no o, so that D is the sum of P dP");
+    g = a, g.fp8.dp_dtype = TE_F8E4M3;
+    CHECK(te_explain(te, TE_OP_ATTN_BWD, &g, "sm_90", &e) == TE_OK);
+    CHECK_STR(e.why, "d_o or dP in another format than e5m2");
+    g = a, g.dq = te_tensor_zeros(te, TE_F32, SHAPE(1, 256, 4, 128));
+    CHECK(te_explain(te, TE_OP_ATTN_BWD, &g, "sm_90", &e) == TE_OK);
+    CHECK_STR(e.why, "gradients of different formats");
+    g = a, g.rule.dropout_p = 0.1f;
+    CHECK(te_explain(te, TE_OP_ATTN_BWD, &g, "sm_90", &e) == TE_OK);
+    CHECK_STR(e.why, "dropout");
+    p.p.format = TE_THD, p.p.mask = TE_MASK_PADDING_CAUSAL, p.p.b = 4, p.p.heads = p.p.groups = 1,
+    p.p.s_q = p.p.s_kv = 3000;
+    for (int i = 0; i < 4; i++) p.p.length_q[i] = p.p.length_kv[i] = 3000;
+    const data packed = make_data(&p.p);
+    f = call_of(te, &p.p, &packed), a = back_call_of(te, &p, &f, gradient_of(&p), 1);
+    CHECK(te_explain(te, TE_OP_ATTN_BWD, &a, "sm_90", &e) == TE_OK);
+    CHECK_STR(e.why, "FP8 tensor cores: TMA and wgmma");
+}
+
 /* Which kernel runs, and why not the fast one. */
 TE_TEST(attn_fp8_choice) {
     te_ctx *te = test_context("cpu");
@@ -339,8 +708,16 @@ TE_TEST_DEVICES(attn_fp8_refuses) {
     CHECK_ERROR(te, TE_ERR_SHAPE, "fp8.k_scale_inv is [2]");
     g = f, g.q = te_tensor_zeros(te, TE_BF16, SHAPE(1, 16, 2, 32)), g.k = g.v = k, te_op_attn_fwd(te, &g);
     CHECK_ERROR(te, TE_ERR_INVALID, "q is bf16 and fp8.q_scale_inv is given");
-    te_op_attn_bwd_args b = {0};
-    b.q = f.q, b.k = f.k, b.v = f.v, b.lse = f.lse, b.d_o = f.o, b.dq = f.o, b.dk = k, b.dv = k;
-    te_op_attn_bwd(te, &b);
-    CHECK_ERROR(te, TE_ERR_DTYPE, "q is e4m3");
+    back_problem p2 = {p, TE_F8E5M2, TE_BF16, false};
+    te_op_attn_bwd_args b = back_call_of(te, &p2, &f, gradient_of(&p2), 1), c;
+    c = b, c.d_o = te_tensor_zeros(te, TE_BF16, SHAPE(1, 16, 2, 32)), te_op_attn_bwd(te, &c);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "q is e4m3 and d_o is bf16");
+    c = b, c.fp8.do_scale_inv = NULL, te_op_attn_bwd(te, &c);
+    CHECK_ERROR(te, TE_ERR_STATE, "d_o is e5m2 and fp8.do_scale_inv is NULL");
+    c = b, c.fp8.do_scale_inv = te_tensor_zeros(te, TE_F32, SHAPE(2)), te_op_attn_bwd(te, &c);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "fp8.do_scale_inv is [2]");
+    c = b, c.fp8.k_scale_inv = NULL, te_op_attn_bwd(te, &c);
+    CHECK_ERROR(te, TE_ERR_STATE, "k is e4m3 and fp8.k_scale_inv is NULL");
+    c = b, c.fp8.s_scale = NULL, te_op_attn_bwd(te, &c);
+    CHECK_ERROR(te, TE_ERR_STATE, "fp8.s_scale is NULL");
 }

@@ -220,7 +220,7 @@ template <> struct te_attn_of<1> {
     TE_DEV static bool in_fp8(const te__attn_kargs &a) { return a.x.s_dt || a.x.dp_dt; }
     // Returns true if each row of S has a scale of its own.
     TE_DEV static bool by_row(const te__attn_kargs &a) { return a.x.by_row; }
-    // Returns the factor of FP8 codes of q, k or v; 1 without codes.
+    // Returns the factor of FP8 codes of q, k, v or d_o; 1 without codes.
     TE_DEV static float of_codes(const float *inv) { return inv ? *inv : 1.0f; }
     TE_DEV static float scale2(const te__attn_kargs &) { return 1.0f; }
     // Returns ALiBi's slope of a head in units of log2, like the scores. Returns 0 if there is no ALiBi.
@@ -274,6 +274,13 @@ template <> struct te_attn_of<1> {
 };
 
 typedef te_attn_of<EXTRA> te_of;
+// Return the factors of the products of codes of q and k, and of d_o and v; 1 without codes.
+TE_DEV float te_attn_scores_of(const te__attn_kargs &a) {
+    return te_of::of_codes(a.x.q_inv) * te_of::of_codes(a.x.k_inv);
+}
+TE_DEV float te_attn_dp_of(const te__attn_kargs &a) {
+    return te_of::of_codes(a.x.do_inv) * te_of::of_codes(a.x.v_inv);
+}
 // Declares `seq`, which describes sequence b. A macro, because a function here would change the machine code of the
 // whole kernel.
 #if X_EXTRA

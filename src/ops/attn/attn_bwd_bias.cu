@@ -37,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
     // dp_scale is made for dS times the derivative of the soft cap (see te_attn_fp8). Here dS lacks this derivative. So
     // with a soft cap dS is not rounded here.
     te_attn_rounding<1> rounded(a.x.softcap > 0.0f ? 0 : a.x.dp_dt, a.x.dp_scale);
+    const float of_scores = te_attn_scores_of(a), of_dp = te_attn_dp_of(a); // the factors of FP8 codes
     float acc[TE_MINE];
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) acc[r] = 0.0f;
@@ -69,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
 #pragma unroll
                 for (int r = 0; r < TE_MINE; r++) {
                     const te_i64 row = te_of::work_at(seq, b, h) + first + r;
+                    s[r] *= of_scores, dp[r] *= of_dp;
                     float x = te_of::score2(a, seq, b, h, first + r, j, s[r], slope2);
                     if (x == -TE_INF) continue;
                     if (a.dropout_p > 0.0f) dp[r] = keep >> r & 1u ? dp[r] * a.keep_scale : 0.0f;

@@ -36,6 +36,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
     float *weight = g + TE__ATTN_LANES * ld_g + warp * (TE__ATTN_LANES * TE_MINE);
 
     if (EXTRA && block_first >= kv_end) return;
+    const float of_scores = te_attn_scores_of(a), of_dp = te_attn_dp_of(a); // the factors of FP8 codes
     float dk[TE_MINE][TE_CHANNELS], dv[TE_MINE][TE_CHANNELS];
     te_attn_clear(dk);
     te_attn_clear(dv);
@@ -85,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
             }
 #pragma unroll
             for (int r = 0; r < TE_MINE; r++) {
+                s[r] *= of_scores, dp[r] *= of_dp;
                 float x = te_of::score2(a, seq, at.b, h, i, first + r, s[r], slope2),
                       p = x == -TE_INF ? 0.0f : exp2f(x - lse2), dropped = p;
                 if (!(keep >> r & 1u)) dropped = dp[r] = 0.0f;
@@ -106,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
         }
     }
     te_attn_put(WIDE ? te_attn_channels(te_of::keys(a.dk, seq), c) : te_of::keys(a.dk, seq), at.b, at.h, first, kv_end,
-                d, dk, a.scale);
+                d, dk, a.scale * te_of::of_codes(a.x.q_inv));
     te_attn_put(WIDE ? te_attn_channels(te_of::keys(a.dv, seq), c) : te_of::keys(a.dv, seq), at.b, at.h, first, kv_end,
-                d_v, dv, rounded_s.on() ? 1.0f : a.keep_scale);
+                d_v, dv, (rounded_s.on() ? 1.0f : a.keep_scale) * te_of::of_codes(a.x.do_inv));
 }

@@ -37,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     float *weight = v + TE__ATTN_LANES * ld_v + warp * (TE__ATTN_LANES * TE_MINE);
 
     if (EXTRA && block_first >= q_end) return;
+    const float of_scores = te_attn_scores_of(a), of_dp = te_attn_dp_of(a); // the factors of FP8 codes
     float acc[TE_MINE][TE_CHANNELS], lse2[TE_MINE], delta[TE_MINE];
     te_attn_clear(acc);
 #pragma unroll
@@ -75,6 +76,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
         const te_u32 keep = a.dropout_p > 0.0f ? te_attn_keep_four(a, at.b, at.h, first, j0) : 15u;
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {
+            p[r] *= of_scores, dp[r] *= of_dp;
             float x = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);
             factor[r] = EXTRA && x == -TE_INF ? 0.0f
                                               : te_of::bprop(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2) *
@@ -112,5 +114,5 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     }
     rounded.publish(a.x.dp_amax);
     te_attn_put(WIDE ? te_attn_channels(te_of::queries(a.dq, seq), c) : te_of::queries(a.dq, seq), at.b, at.h, first,
-                q_end, d, acc, a.scale);
+                q_end, d, acc, a.scale * te_of::of_codes(a.x.k_inv));
 }

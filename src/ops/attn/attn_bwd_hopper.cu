@@ -71,6 +71,7 @@
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BIAS=3 X_PAIRS=2 X_SUMS=1
 // te:spills 8 X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=1 X_BIAS=3 X_PAIRS=2 X_SUMS=1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BIAS=1 X_PAIRS=0 X_SUMS=1
+#include "ops/attn/hopper_backward.cuh"
 #include "ops/attn/hopper_dropout.cuh"
 
 #ifndef X_TILES
@@ -172,29 +173,6 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     }
 }
 
-// Adds a tile of dQ from shared memory to global memory, after `before` other key blocks have added to the tile.
-TE_DEV void te_add_tile(const te__attn_bwd_hopper_kargs &a, te_u32 smem, te_i64 number, int before, int buffer,
-                        int parity) {
-    const te_u32 bar = smem + AT_BARRIERS;
-    float *to = a.dq_sum + number * (BQ * D);
-    // Nothing checks the starts of packed sequences. If they are wrong, two sequences may share a tile, and its count
-    // may exceed `before`. This loop ends even then.
-    while (te_load_acquire(a.added + number) < before) {}
-    te_async_fence_global();
-    for (int w = 0; w < 2; w++) {
-        te_mbar_wait(bar + 8 * (FULL_DQ + 2 * buffer + w), parity);
-        const te_u32 from = smem + AT_DQ + buffer * BYTES_DQ + w * (BYTES_DQ / 2);
-        if (before == 0) te_bulk_store(to + w * (BQ * D / 2), from, BYTES_DQ / 2); // the first block stores instead of
-                                                                                   // adding, so the sums need not be
-                                                                                   // cleared before
-        else te_bulk_add(to + w * (BQ * D / 2), from, BYTES_DQ / 2);
-    }
-    te_bulk_commit();
-    te_bulk_wait_read<0>();
-    te_mbar_arrive(bar + 8 * (EMPTY_DQ + buffer));
-    te_bulk_wait<0>();
-    te_add_release(a.added + number, 1);
-}
 TE_DEV void te_add_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int mine) {
     const te_keys t(a, te_lds4(smem + AT_NUMBER));
     int buffer = 0, parity = 0;
@@ -202,19 +180,14 @@ TE_DEV void te_add_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int mi
         if (buffer == mine) {
             const te_i64 number = te__attn_dq_tile(&a, t.batch, i.head, t.q_at, i.m);
             const int before = te_before(a.a, t, i);
-            if (te_leads()) te_add_tile(a, smem, number, before, buffer, parity);
+            if (te_leads())
+                te_add_tile<BQ * D>(a, number, before, smem + AT_DQ + buffer * BYTES_DQ,
+                                    smem + AT_BARRIERS + 8 * (FULL_DQ + 2 * buffer),
+                                    smem + AT_BARRIERS + 8 * (EMPTY_DQ + buffer), parity);
         }
         buffer ^= 1;
         if (buffer == 0) parity ^= 1;
     }
-}
-
-// Sets the rows of a tile to 0, beginning with row `from`. A tile has `rows` rows. The 128 threads of a warpgroup call
-// this together.
-TE_DEV void te_clear_rows(te_u32 tile, int rows, int from) {
-    for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * rows; i += 128)
-        for (int panel = 0; panel < D / 64; panel++)
-            te_sts16(tile + panel * rows * 128 + 16 * i, make_uint4(0, 0, 0, 0));
 }
 
 TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
@@ -294,10 +267,11 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         if (keys || tail) {
             te_mbar_wait(bar + 8 * (FULL_DO + stage), parity);
             if (keys)
-                te_clear_rows(smem + AT_K, BK, t.s_kv - t.n * BK), te_clear_rows(smem + AT_V, BK, t.s_kv - t.n * BK);
+                te_clear_rows<D / 64>(smem + AT_K, BK, t.s_kv - t.n * BK),
+                    te_clear_rows<D / 64>(smem + AT_V, BK, t.s_kv - t.n * BK);
             if (tail)
-                te_clear_rows(smem + AT_Q + stage * BYTES_Q, BQ, t.s_q - i.m * BQ),
-                    te_clear_rows(smem + AT_DO + stage * BYTES_Q, BQ, t.s_q - i.m * BQ);
+                te_clear_rows<D / 64>(smem + AT_Q + stage * BYTES_Q, BQ, t.s_q - i.m * BQ),
+                    te_clear_rows<D / 64>(smem + AT_DO + stage * BYTES_Q, BQ, t.s_q - i.m * BQ);
             keys = false, first_tail--;
             te_async_fence();
             te_meet<128>(2 + w);
@@ -314,18 +288,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         te_wgmma_keep(s);
         te_cap(s, a.a);
         if ((t.n + 1) * BK > min(t.s_kv, i.m * BQ + t.hi + 1) || t.n * BK < i.m * BQ + BQ - 1 + t.lo ||
-            i.m * BQ + BQ > t.s_q) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) { // hides the queries that do not see key j0
-                const int j0 = key + 8 * half, from = j0 - t.hi - query,
-                          to = (j0 < t.s_kv ? min(j0 - t.lo, t.s_q - 1) : -1) - query;
-#pragma unroll
-                for (int j = 0; j < BQ / 8; j++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++)
-                        if (8 * j + e < from || 8 * j + e > to) s[4 * j + 2 * half + e] = -TE_INF;
-            }
-        }
+            i.m * BQ + BQ > t.s_q)
+            te_hide_queries(s, t, key, query);
         if (HIDES) {
 #pragma unroll
             for (int e = 0; e < BQ / 2; e++)
@@ -428,45 +392,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         }
     }
     if (u.n * BK >= u.kv_end) return;
-    auto stage_rows = [&](te_u32 at, const float(&d)[D / 2], float scale) {
-#pragma unroll
-        for (int j = 0; j < D / 16; j++) {
-            te_u32 r[4];
-#pragma unroll
-            for (int e = 0; e < 4; e++) r[e] = te_pack16(d[8 * j + 2 * e] * scale, d[8 * j + 2 * e + 1] * scale);
-            const int piece = 2 * j + (lane >> 4);
-            te_stmatrix4(at + (piece >> 3) * 16384 + te_swizzled(row, piece & 7), r);
-        }
-    };
-    stage_rows(smem + AT_V, dv, a.a.keep_scale);
-    stage_rows(smem + AT_K, dk, a.a.scale);
-    te_async_fence();
-    te_meet<128>(2 + w);
-    const int first = u.n * BK + 64 * w;
-    if (!x.packed_kv || first + 64 <= u.kv_end) {
-        if (tid == 0) {
-            for (int c = 0; c < D / 64; c++) {
-                te_tma_store4(a.dv_map, smem + AT_V + c * 16384 + w * 8192, 64 * c, u.kv_at + first, u.head,
-                              x.packed_kv ? 0 : u.batch);
-                te_tma_store4(a.dk_map, smem + AT_K + c * 16384 + w * 8192, 64 * c, u.kv_at + first, u.head,
-                              x.packed_kv ? 0 : u.batch);
-            }
-            te_bulk_commit();
-            te_bulk_wait_read<0>();
-        }
-        return;
-    }
-    for (int which = 0; which < 2; which++) { // a packed sequence ends within the tile
-        const te__attn_view &view = which ? a.a.dk : a.a.dv;
-        const int pieces = (which ? a.a.d : a.a.d_v) / 8;
-        char *to = (char *)view.p + 2 * (u.head * view.h + (u.kv_at + first) * view.s);
-        for (int j = tid; j < 64 * pieces; j += 128) {
-            const int r = j / pieces, piece = j - r * pieces;
-            if (first + r < u.kv_end)
-                *(uint4 *)(to + 2 * r * view.s + 16 * piece) =
-                    te_lds16(smem + (which ? AT_K : AT_V) + (piece >> 3) * 16384 + te_swizzled(64 * w + r, piece & 7));
-        }
-    }
+    te_store_keys<X_DT>(a, u, smem + AT_K, smem + AT_V, dk, dv, a.a.scale, a.a.keep_scale, w);
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)

@@ -23,6 +23,8 @@ extern "C" __global__ void __launch_bounds__(256)
     const int m = (int)(blockIdx.x - head * tiles), b = (int)(head / (te_u32)a.heads),
               h = (int)(head - (te_u32)b * (te_u32)a.heads), w = threadIdx.x >> 7, lane = threadIdx.x & 31;
     const te__attn_seq seq = te__attn_seq_of(&a, b);
+    // attn_bwd_fp8_hopper.cu leaves sums of codes of K, in units of dp_scale
+    const float scale = a.x.codes ? a.scale * *a.x.k_inv / *a.x.dp_scale : a.scale;
     if (m * BQ >= seq.q_end) return;
     const int row = (D == 64 ? 64 * w : 0) + 16 * (threadIdx.x >> 5 & 3) + (lane >> 2),
               column = (D == 64 ? 0 : 32 * w) + (lane & 3);
@@ -38,8 +40,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        tile[row * PITCH + column + 4 * j] = te_f32x2_to_half(v[j].x * a.scale, v[j].y * a.scale, X_DT);
-        tile[(row + 8) * PITCH + column + 4 * j] = te_f32x2_to_half(v[j].z * a.scale, v[j].w * a.scale, X_DT);
+        tile[row * PITCH + column + 4 * j] = te_f32x2_to_half(v[j].x * scale, v[j].y * scale, X_DT);
+        tile[(row + 8) * PITCH + column + 4 * j] = te_f32x2_to_half(v[j].z * scale, v[j].w * scale, X_DT);
     }
     __syncthreads();
 #pragma unroll

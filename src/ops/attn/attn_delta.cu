@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_attn_delta(const __grid_
         const te_i64 o = te_attn_at(o_view, b, h, i), g = te_attn_at(g_view, b, h, i);
         for (int c = te_of::in_fp8(a) ? a.d_v : lane; c < a.d_v; c += 32)
             sum += te_load(o_view.p, o + c, o_view.dt) * te_load(g_view.p, g + c, g_view.dt);
-        sum = te_warp_sum(sum);
+        sum = te_warp_sum(sum) * te_of::of_codes(a.x.do_inv);
         lse2 = a.lse[te_of::lse_at(seq, b, h) + i] * TE_LOG2E;
         if (lse2 == -TE_INF) lse2 = TE_INF;
     }

@@ -44,27 +44,39 @@ static const te__attn_row te__attn_rows[TE__ATTN_FEATURES] = {
     TE__ATTN_TABLE(TE__FEATURE)
 #undef TE__FEATURE
 };
-/* The problems that attn_fwd_fp8_hopper.cu cannot run: X(condition, description). The general kernels run them. */
-#define TE__ATTN_FP8_TABLE(X)                                                                                     \
+/* The problems that Hopper's kernels for FP8 codes cannot run: X(condition, description). The general kernels run them.
+ * TE__ATTN_CODES_TABLE has those of both passes. */
+#define TE__ATTN_CODES_TABLE(X)                                                                                   \
     X(p->baseline, "no NVRTC to compile other kernels")                                                           \
     X(!p->hopper, "the chip is no Hopper")                                                                        \
     X(a->q.dt != TE_F8E4M3 || a->k.dt != TE_F8E4M3 || a->v.dt != TE_F8E4M3, "codes of another format than e4m3")  \
-    X(a->x.s_dt != TE_F8E4M3, "S that is not rounded to e4m3")                                                    \
-    X(!a->x.by_row, "S rounded to FP8 codes by the sums of whole rows")                                           \
-    X(a->o.dt != TE_BF16 && a->o.dt != TE_F16, "o in f32")                                                        \
     X(a->d % 16 || a->d_v % 16, "heads of a size that is no multiple of 16")                                      \
     X(te__max(a->d, a->d_v) > 128, "heads above 128 channels")                                                    \
     X(te__attn_is_empty(a), "no queries, or no keys")                                                             \
     X(!(a->scale >= 1e-30f), "a scale below 1e-30")                                                               \
-    X(a->x.page_size != 0, "keys in pages")                                                                       \
     X(a->dropout_p > 0.0f, "dropout")                                                                             \
     X(a->x.softcap > 0.0f, "a soft cap")                                                                          \
     X(mod, "the user's rule for scores")                                                                          \
     X(a->x.alibi || a->x.bias.dt != TE_DTYPE_NONE, "a bias or ALiBi")                                             \
     X(a->x.mask.dt != TE_DTYPE_NONE || a->x.blocks.dt != TE_DTYPE_NONE, "a mask of elements or of blocks")        \
-    X(a->x.softmax != (int)TE_SOFTMAX_VANILLA, "a softmax with an offset")                                        \
-    X(max_logit, "max_logit, since a row's largest score is not looked for")            \
-    X(!te__attn_codes_fit(a), "codes whose rows do not start at multiples of 16 bytes, or strides of 0")
+    X(a->x.softmax != (int)TE_SOFTMAX_VANILLA, "a softmax with an offset")
+#define TE__ATTN_FP8_TABLE(X)                                                                                     \
+    TE__ATTN_CODES_TABLE(X)                                                                                       \
+    X(a->x.s_dt != TE_F8E4M3, "S that is not rounded to e4m3")                                                    \
+    X(!a->x.by_row, "S rounded to FP8 codes by the sums of whole rows")                                           \
+    X(a->o.dt != TE_BF16 && a->o.dt != TE_F16, "o in f32")                                                        \
+    X(a->x.page_size != 0, "keys in pages")                                                                       \
+    X(max_logit, "max_logit, since a row's largest score is not looked for")                                      \
+    X(!te__attn_codes_fit(a, false), "codes whose rows do not start at multiples of 16 bytes, or strides of 0")
+#define TE__ATTN_FP8_BWD_TABLE(X)                                                                                 \
+    TE__ATTN_CODES_TABLE(X)                                                                                       \
+    X(a->d_o.dt != TE_F8E5M2 || a->x.dp_dt != TE_F8E5M2, "d_o or dP in another format than e5m2")                 \
+    X(!o, "no o, so that D is the sum of P dP")                                                                   \
+    X((a->dq.dt != TE_BF16 && a->dq.dt != TE_F16) || a->dk.dt != a->dq.dt || a->dv.dt != a->dq.dt ||              \
+          (a->o.dt != TE_BF16 && a->o.dt != TE_F16),                                                              \
+      "o or gradients in f32, or gradients of different formats")                                                 \
+    X(te__attn_has(p, a, mod, true, TE__ATTN_HAS_SHORT), "packed sequences of less than 32 rows")                 \
+    X(!te__attn_codes_fit(a, true), "codes whose rows do not start at multiples of 16 bytes, or strides of 0")
 static const char te__attn_why_fp8[] = "FP8 tensor cores: TMA and wgmma";
 
 static const char te__attn_why_hopper[] = "tensor cores: TMA and wgmma";
@@ -88,24 +100,31 @@ static bool te__attn_is_empty(const te__attn_kargs *a) {
     return a->s_q == 0 || a->s_kv == 0 || a->batch == 0 || a->heads == 0 || (a->x.packed_q && a->x.t_q == 0) ||
            (a->x.packed_kv && a->x.t_kv == 0);
 }
-/* Checks that TMA can read the codes of q and k, that rows of v's codes can be copied in pieces of 16 bytes, and that
- * TMA can write o. */
-static bool te__attn_codes_fit(const te__attn_kargs *a) {
-    const te__attn_view *x[3];
+/* Checks that rows of FP8 codes can be copied in pieces of 16 bytes, and read by TMA. */
+static bool te__attn_view_has_codes(const te__attn_view *x, int64_t rows, int64_t heads, int64_t batch) {
+    return ((uintptr_t)x->p | (uintptr_t)(rows == 1 ? 0 : x->s) | (uintptr_t)(heads == 1 ? 0 : x->h) |
+            (uintptr_t)(batch == 1 ? 0 : x->b)) %
+                   16 ==
+               0 &&
+           te__attn_view_fits(x, rows, heads, batch);
+}
+/* Checks that Hopper's kernels for FP8 codes can read the codes, and that TMA can access o or the gradients. */
+static bool te__attn_codes_fit(const te__attn_kargs *a, bool backward) {
+    const int64_t rows_q = a->x.packed_q ? a->x.t_q : a->s_q, rows_kv = a->x.packed_kv ? a->x.t_kv : a->s_kv,
+                  batch_q = a->x.packed_q ? 1 : a->batch, batch_kv = a->x.packed_kv ? 1 : a->batch;
+    const te__attn_view *const of_q[2] = {&a->o, &a->dq}, *const of_kv[2] = {&a->dk, &a->dv};
+    bool fits = te__attn_view_has_codes(&a->q, rows_q, a->heads, batch_q) &&
+                te__attn_view_has_codes(&a->k, rows_kv, a->groups, batch_kv) &&
+                te__attn_view_has_codes(&a->v, rows_kv, a->groups, batch_kv) &&
+                (!backward || te__attn_view_has_codes(&a->d_o, rows_q, a->heads, batch_q));
     int i;
-    x[0] = &a->q, x[1] = &a->k, x[2] = &a->v;
-    for (i = 0; i < 3; i++) {
-        const int64_t rows = i == 0 ? (a->x.packed_q ? a->x.t_q : a->s_q) : a->x.packed_kv ? a->x.t_kv : a->s_kv,
-                      heads = i == 0 ? a->heads : a->groups,
-                      batch = (i == 0 ? a->x.packed_q : a->x.packed_kv) ? 1 : a->batch;
-        if (((uintptr_t)x[i]->p | (uintptr_t)(rows == 1 ? 0 : x[i]->s) | (uintptr_t)(heads == 1 ? 0 : x[i]->h) |
-             (uintptr_t)(batch == 1 ? 0 : x[i]->b)) %
-                16 ||
-            !te__attn_view_fits(x[i], rows, heads, batch))
-            return false;
-    }
-    return te__attn_view_is_aligned(&a->o, a, a->s_q, a->heads) &&
-           te__attn_view_fits(&a->o, a->x.packed_q ? a->x.t_q : a->s_q, a->heads, a->x.packed_q ? 1 : a->batch);
+    for (i = 0; i < (backward ? 2 : 1); i++)
+        fits = fits && te__attn_view_is_aligned(of_q[i], a, a->s_q, a->heads) &&
+               te__attn_view_fits(of_q[i], rows_q, a->heads, batch_q);
+    for (i = 0; i < (backward ? 2 : 0); i++)
+        fits = fits && te__attn_view_is_aligned(of_kv[i], a, a->s_kv, a->groups) &&
+               te__attn_view_fits(of_kv[i], rows_kv, a->groups, batch_kv);
+    return fits;
 }
 
 /* The smallest soft cap whose gradients run on tensor cores. Some tensor-core kernels compute the cap's derivative from
@@ -172,19 +191,26 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     return false;
 }
 
-/* Returns true if attn_fwd_fp8_hopper.cu can run a problem with FP8 codes. Writes the reason to the plan. `max_logit`:
- * max_logit is wanted; its pointer may still be NULL. */
-static bool te__attn_choose_fp8(te__plan *p, const te__attn_kargs *a, bool mod, bool max_logit) {
 #define TE__LACKS(condition, what)                                                                        \
     if (condition) {                                                                                      \
         te__plan_why(p, "general kernels, in f32, and not FP8 tensor cores: " what);                      \
         return false;                                                                                     \
     }
+/* Returns true if attn_fwd_fp8_hopper.cu can run a problem with FP8 codes. Writes the reason to the plan. `max_logit`:
+ * max_logit is wanted; its pointer may still be NULL. */
+static bool te__attn_choose_fp8(te__plan *p, const te__attn_kargs *a, bool mod, bool max_logit) {
     TE__ATTN_FP8_TABLE(TE__LACKS)
-#undef TE__LACKS
     te__plan_why(p, te__attn_why_fp8);
     return true;
 }
+/* Returns true if attn_bwd_fp8_hopper.cu can run a problem with FP8 codes. `o`: o is given; its pointer may still be
+ * NULL. */
+static bool te__attn_choose_fp8_bwd(te__plan *p, const te__attn_kargs *a, bool mod, bool o) {
+    TE__ATTN_FP8_BWD_TABLE(TE__LACKS)
+    te__plan_why(p, te__attn_why_fp8);
+    return true;
+}
+#undef TE__LACKS
 
 /* Returns the fastest kernels that can run the problem, or 0 for the general kernels. Writes the reason to the plan. */
 static int te__attn_choose(te__plan *p, const te__attn_kargs *a, bool mod, bool backward) {

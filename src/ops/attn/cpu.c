@@ -502,8 +502,8 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
     const bool rounds = a->x.s_dt || a->x.dp_dt;
     te__attn_load_block(&a->q, a->x.q_inv, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q,
                         s->q_tile);
-    te__attn_load_block(&a->d_o, NULL, block->b, block->h, seq->q_at + block->first, block->n, a->d_v, w->d_v, s->g,
-                        s->g_tile);
+    te__attn_load_block(&a->d_o, a->x.do_inv, block->b, block->h, seq->q_at + block->first, block->n, a->d_v, w->d_v,
+                        s->g, s->g_tile);
     for (r = 0; r < block->n; r++) {
         const float x = a->lse[seq->lse_at + block->h * seq->lse_head + block->first + r];
         if (x == -HUGE_VALF) continue; /* the row sees no key, or only scores of -inf */

@@ -309,7 +309,10 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
                                                                 * need memory for fewer (`kept`) */
     /* for the general kernels */
     const int64_t shared = te__attn_general_shared(&a, a.d, a.d_v, a.d, a.d_v), most = te__max(a.d, a.d_v);
-    const int kernels = te__attn_choose(p, &a, mod != NULL, true);
+    const bool fp8 = a.x.codes && te__attn_choose_fp8_bwd(p, &a, mod != NULL, args->o != NULL);
+    const int kernels = fp8         ? TE__ATTN_HOPPER
+                        : a.x.codes ? 0
+                                    : te__attn_choose(p, &a, mod != NULL, true);
     const int64_t kept = a.x.packed_q ? a.heads * te__attn_packed_rows(a.x.t_q, a.batch) : rows;
     te_result r;
     te__attn_launch_clear(p, &a, true, false);
@@ -325,6 +328,7 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
             if (!a.x.on) te__launch_option(l, "X_EXTRA", 0);
         }
     }
+    if (fp8) return te__attn_plan_bwd_fp8(p, &a, rows, kept);
     if (te__attn_rounds(&a)) { /* The kernel for dQ writes delta, and the kernels after it read delta. */
         r = te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, a.d, NULL, shared, mod);
         if (r == TE_OK) r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod, NULL);

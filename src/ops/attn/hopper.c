@@ -385,46 +385,111 @@ static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_k
     return te__attn_put_bias(p, &k);
 }
 
+/* Sets up the arguments of attn_bwd_hopper.cu and attn_bwd_fp8_hopper.cu for heads of d channels, except maps, and
+ * allocates the sums of dQ. `rows` is the number of rows of lse2 and delta. Returns the number of thread blocks, or 0
+ * on failure. */
+static int64_t te__attn_bwd_open(te__plan *p, const te__attn_kargs *a, int64_t rows, int d,
+                                 te__attn_bwd_hopper_kargs *k) {
+    const int queries = TE__ATTN_BWD_QUERIES(d);
+    const int64_t keys = te__div_up(a->s_kv, 128), blocks = keys * a->groups * a->batch,
+                  of_head = a->x.packed_q ? a->x.t_q / queries + a->batch + 1 : a->s_pad / queries,
+                  tiles = of_head * a->heads * (a->x.packed_q ? 1 : a->batch);
+    if (te__max(blocks, rows / queries) > INT_MAX) {
+        te__attn_bwd_too_large(p, a);
+        return 0;
+    }
+    memset(k, 0, sizeof(*k));
+    k->a = *a;
+    k->queries = queries;
+    k->tiles_of_head = of_head;
+    k->dq_sum = te__plan_floats(p, tiles * queries * d);
+    k->added = te__plan_ints(p, tiles);
+    k->order.counter = te__plan_counters(p);
+    k->order.tiles = (int)blocks;
+    k->order.rows = (int)keys;
+    k->order.together = te__min(a->groups <= 8 ? 8 : 16, a->groups * a->batch); /* heads whose blocks alternate */
+    return k->dq_sum && k->added ? blocks : 0;
+}
+/* Launches attn_bwd_put. */
+static void te__attn_launch_put(te__plan *p, const te__attn_bwd_hopper_kargs *k, int d) {
+    te__launch *l = te__plan_launch(p, "attn", "attn_bwd_put");
+    *TE__KARGS(p, l, te__attn_bwd_hopper_kargs) = *k;
+    te__launch_size(l, te__div_up(k->a.s_q, k->queries) * k->a.heads * k->a.batch, 1, 1, 256, 0);
+    te__launch_option(l, "X_DT", k->a.dq.dt);
+    te__launch_option(l, "X_D", d);
+}
+
 /* Plans the backward pass. `rows` is the number of rows of lse2 and delta that attn_bwd_rows handles. The kernel for 64
  * channels has no registers for dropout's bits, so dropout uses the kernel for 128 channels. */
 static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
                                           te__attn_bits *bits) {
-    const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
-    const int64_t keys = te__div_up(a->s_kv, 128), blocks = keys * a->groups * a->batch;
-    const int64_t of_head = a->x.packed_q ? a->x.t_q / queries + a->batch + 1 : a->s_pad / queries,
-                  tiles = of_head * a->heads * (a->x.packed_q ? 1 : a->batch);
+    const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128;
     const bool sums = te__attn_bias_in_sums(a), tiles_of_bias = te__attn_bias_in_tiles(a);
     te__attn_bwd_hopper_kargs k;
     te__launch *l;
+    int64_t blocks;
     if (te__max(a->d, a->d_v) > 128) return te__attn_plan_bwd_wide(p, a, rows, mod, bits);
-    if (te__max(blocks, rows / queries) > INT_MAX) return te__attn_bwd_too_large(p, a);
-    memset(&k, 0, sizeof(k));
-    k.a = *a;
-    k.queries = queries;
-    k.tiles_of_head = of_head;
+    blocks = te__attn_bwd_open(p, a, rows, d, &k);
+    if (blocks == 0) return p->result;
     k.bits = *bits = te__attn_plan_bits(p, a, 128);
-    k.dq_sum = te__plan_floats(p, tiles * queries * d);
-    k.added = te__plan_ints(p, tiles);
-    if (!k.dq_sum || !k.added || p->result != TE_OK) return p->result;
+    if (p->result != TE_OK) return p->result;
     if (sums) {
-        k.bias_row = keys * 128;
+        k.bias_row = (int64_t)k.order.rows * 128;
         k.bias_sum = te__plan_floats(p, k.bias_row * a->groups * a->batch);
         if (!k.bias_sum) return p->result;
     }
-    te__attn_bwd_maps(p, a, &k, queries, 128);
+    te__attn_bwd_maps(p, a, &k, k.queries, 128);
     if (tiles_of_bias) te__attn_map_bias(p, k.bias_map, a);
     k.bias_factor = a->x.bias_scale / a->scale;
-    k.order.counter = te__plan_counters(p);
-    k.order.tiles = (int)blocks;
-    k.order.rows = (int)keys;
-    k.order.together = te__min(a->groups <= 8 ? 8 : 16, a->groups * a->batch); /* heads whose blocks alternate */
     te__attn_launch_rows(p, &k, rows, d);
     l = te__attn_launch_bwd(p, &k, "attn_bwd_hopper", blocks, 384, TE__ATTN_BWD_SHARED(d), d, d);
     if (tiles_of_bias) te__launch_option(l, "X_TILES", 1);
     if (sums) te__launch_option(l, "X_SUMS", 1);
     if (te__attn_scores_options(p, l, a, mod) != TE_OK) return p->result;
-    te__attn_launch_bwd(p, &k, "attn_bwd_put", te__div_up(a->s_q, queries) * a->heads * a->batch, 256, 0, d, 0);
+    te__attn_launch_put(p, &k, d);
     return sums ? te__attn_put_bias_sums(p, &k) : p->result;
+}
+
+/* Plans the backward pass from FP8 codes. `rows` is the number of rows that attn_bwd_fp8_rows handles, and `kept` the
+ * number of rows of lse2. */
+static te_result te__attn_plan_bwd_fp8(te__plan *p, const te__attn_kargs *a, int64_t rows, int64_t kept) {
+    const int d = TE__ATTN_BWD_FP8_D;
+    const int64_t rows_q = a->x.packed_q ? a->x.t_q : a->s_q, rows_kv = a->x.packed_kv ? a->x.t_kv : a->s_kv;
+    const int64_t batch_q = a->x.packed_q ? 1 : a->batch, batch_kv = a->x.packed_kv ? 1 : a->batch;
+    te__attn_bwd_fp8_kargs k;
+    te__attn_view q16 = TE_ZERO, do16;
+    te__launch *l;
+    int64_t blocks;
+    memset(&k, 0, sizeof(k));
+    if (kept > INT_MAX) return te__attn_bwd_too_large(p, a);
+    blocks = te__attn_bwd_open(p, a, rows, d, &k.b);
+    if (blocks == 0) return p->result;
+    k.q16 = te__plan_workspace(p, kept * d * 2);
+    k.do16 = te__plan_workspace(p, kept * d * 2);
+    if (!k.q16 || !k.do16) return p->result;
+    q16.s = d;
+    q16.dt = (int)TE_BF16;
+    do16 = q16;
+    q16.p = k.q16;
+    do16.p = k.do16;
+    te__attn_map(p, k.q16_map, &q16, d, kept, 1, 1, 64);
+    te__attn_map(p, k.do16_map, &do16, d, kept, 1, 1, 64);
+    te__attn_map_codes(p, k.b.q_map, &a->q, a->d, rows_q, a->heads, batch_q, d, k.b.queries);
+    te__attn_map_codes(p, k.b.do_map, &a->d_o, a->d_v, rows_q, a->heads, batch_q, d, k.b.queries);
+    te__attn_map_codes(p, k.b.k_map, &a->k, a->d, rows_kv, a->groups, batch_kv, d, 128);
+    te__attn_map_codes(p, k.b.v_map, &a->v, a->d_v, rows_kv, a->groups, batch_kv, d, 128);
+    te__attn_maps_kv(p, a, k.b.dk_map, &a->dk, a->d, 64);
+    te__attn_maps_kv(p, a, k.b.dv_map, &a->dv, a->d_v, 64);
+    l = te__plan_launch(p, "attn", "attn_bwd_fp8_rows");
+    *TE__KARGS(p, l, te__attn_bwd_fp8_kargs) = k;
+    te__launch_blocks(l, rows / 64, 256);
+    te__launch_option(l, "X_DT", a->o.dt);
+    l = te__plan_launch(p, "attn", "attn_bwd_fp8_hopper");
+    *TE__KARGS(p, l, te__attn_bwd_fp8_kargs) = k;
+    te__launch_size(l, blocks, 1, 1, 384, TE__ATTN_BWD_FP8_SHARED);
+    te__launch_option(l, "X_OUT", a->dk.dt);
+    te__attn_launch_put(p, &k.b, d);
+    return p->result;
 }
 
 /* The number of tiles of dB that keeps a chip busy. If dB has fewer tiles, each tile is divided into partial sums. The

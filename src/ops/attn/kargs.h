@@ -53,10 +53,10 @@ typedef struct te__attn_extra {
     long long aux_n[4];            /* the number of elements of each tensor in aux */
     int s_dt, dp_dt;               /* the FP8 formats to which S and dP are rounded (see te_attn_fp8); 0: no rounding */
     int by_row;                    /* 1: each row of S has a scale of its own, and s_scale is NULL */
-    int codes;                     /* 1: q, k and v are FP8 codes */
+    int codes;                     /* 1: q, k and v are FP8 codes; in the backward pass d_o, too */
     const float *s_scale, *dp_scale;
     float *s_amax, *dp_amax; /* or NULL */
-    const float *q_inv, *k_inv, *v_inv; /* the factors of the codes; NULL without codes */
+    const float *q_inv, *k_inv, *v_inv, *do_inv; /* the factors of the codes; NULL without codes */
     te__attn_view k_factors, v_factors; /* e8m0: k and v are e4m3 codes of a cache, and each of their rows has a
                                          * factor. dt 0: none */
 } te__attn_extra;
@@ -214,6 +214,20 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_hopper_kargs {
     unsigned char pad_bias[64 - sizeof(void *) - 12];
 } te__attn_bwd_hopper_kargs;
 typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 64 == 0 ? 1 : -1];
+/* The arguments of attn_bwd_fp8_rows.cu and attn_bwd_fp8_hopper.cu. In `b` the maps of q, d_o, k and v are those of
+ * codes. */
+typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_fp8_kargs {
+    te__attn_bwd_hopper_kargs b;
+    unsigned long long q16_map[16], do16_map[16];
+    void *q16, *do16; /* bf16 [rows, TE__ATTN_BWD_FP8_D]: the codes of q and d_o as numbers, without their factors. The
+                       * rows are those of lse2, with zeros beyond a sequence */
+    unsigned char pad[64 - 2 * sizeof(void *)];
+} te__attn_bwd_fp8_kargs;
+typedef char te__attn_bwd_fp8_kargs_fit[sizeof(te__attn_bwd_fp8_kargs) % 64 == 0 ? 1 : -1];
+/* Sizes of attn_bwd_fp8_hopper.cu: the channels of a head, and bytes of shared memory. */
+#define TE__ATTN_BWD_FP8_D 128
+#define TE__ATTN_BWD_FP8_SHARED (3 * 16384 + 4 * 8192 + 4 * 16384 + 2 * 8192 + 2 * 32768 + 4 * 256 + 16 * 8 + 16)
+
 #define TE__ATTN_BWD_QUERIES(d) (8192 / (d))
 #define TE__ATTN_BWD_SHARED(d)                                                                \
     (2 * TE__ATTN_BYTES(128, d) + 4 * 16384 + 2 * 256 * TE__ATTN_BWD_QUERIES(d) + 2 * 32768 + \

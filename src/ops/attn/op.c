@@ -295,6 +295,24 @@ static te_result te__attn_check_codes(te_ctx *te, const char *op, const te_op_at
     }
     return r;
 }
+/* Checks that d_o is FP8 codes with a factor if q, k and v are codes, and neither otherwise. */
+static te_result te__attn_check_gradient_codes(te_ctx *te, const char *op, const te_op_attn_bwd_args *a) {
+    const bool codes = te__is_fp8(a->q->dtype);
+    if (te__is_fp8(a->d_o->dtype) != codes)
+        return te__fail(te, TE_ERR_DTYPE,
+                        "%s: q is %s and d_o is %s; either all of q, k, v and d_o are FP8 codes, or none of them", op,
+                        te_dtype_name(a->q->dtype), te_dtype_name(a->d_o->dtype));
+    if (!a->fp8.do_scale_inv == codes)
+        return codes ? te__fail(te, TE_ERR_STATE,
+                                "%s: d_o is %s and fp8.do_scale_inv is NULL; codes need the factor that makes them "
+                                "numbers, f32 [1]",
+                                op, te_dtype_name(a->d_o->dtype))
+                     : te__fail(te, TE_ERR_INVALID,
+                                "%s: d_o is %s and fp8.do_scale_inv is given, which belongs to FP8 codes; leave it "
+                                "NULL",
+                                op, te_dtype_name(a->d_o->dtype));
+    return te__want_numel(te, op, "fp8.do_scale_inv", a->fp8.do_scale_inv, 1);
+}
 static te_result te__attn_check_fp8(te_ctx *te, const char *op, const te_attn_fp8 *f) {
     te_result r;
     if ((f->s_dtype && !te__is_fp8(f->s_dtype)) || (f->dp_dtype && !te__is_fp8(f->dp_dtype)))
@@ -475,6 +493,7 @@ static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     s = te__attn_sizes_of(&f);
     kv = te__attn_kv_format(&f);
     r = te__attn_want_shape(te, op, "d_o", a->d_o, a->format, s.rows_q, s.b, s.heads, s.d_v, "q and v");
+    if (r == TE_OK) r = te__attn_check_gradient_codes(te, op, a);
     if (r == TE_OK) r = te__attn_want_shape(te, op, "dq", a->dq, a->format, s.rows_q, s.b, s.heads, s.d, "q");
     if (r == TE_OK) r = te__attn_want_shape(te, op, "dk", a->dk, kv, s.rows_kv, s.kv_b, s.groups, s.d, "k");
     if (r == TE_OK) r = te__attn_want_shape(te, op, "dv", a->dv, kv, s.rows_kv, s.kv_b, s.groups, s.d_v, "v");
@@ -593,6 +612,7 @@ static void te__attn_told_fp8(te__attn_extra *x, const te_attn_fp8 *in, bool bac
     x->q_inv = te__f32_data(in->q_scale_inv);
     x->k_inv = te__f32_data(in->k_scale_inv);
     x->v_inv = te__f32_data(in->v_scale_inv);
+    x->do_inv = backward ? te__f32_data(in->do_scale_inv) : NULL;
     x->by_row = x->s_dt && !in->s_scale;
     x->codes = in->q_scale_inv != NULL;
     x->on = x->on || x->s_dt || x->dp_dt || x->codes;

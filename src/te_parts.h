@@ -406,16 +406,21 @@
 #include "io/config_keys.c"
 #include "io/rope_keys.c"
 #endif
+#include "train/shards.c"
 #include "train/states.c"
 #include "train/groups.c"
 #include "train/initialize.c"
+#include "train/publish.c"
 #include "train/optimizer.c"
 #include "train/adam.c"
 #include "train/sgd.c"
 #include "train/multi_tensor.c"
 #include "train/scaler.c"
+#include "train/checkpoint_files.c"
+#include "train/checkpoint_save.c"
 #include "train/checkpoint.c"
 #ifndef TE_NO_DIST
+#include "data_parallel/exchange.c"
 #include "data_parallel/sharding.c"
 #endif
 

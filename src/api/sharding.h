@@ -1,9 +1,12 @@
-/* api/sharding.h: data parallelism. Decides when ranks with the same model and different data exchange gradients.
+/* api/sharding.h: data parallelism. Decides when ranks with the same model and different data exchange gradients, and
+ * which of them keeps what of parameters, gradients and optimizer states.
  *
  * A unit is a module whose gradients are exchanged together: those of all parameters below it, except parameters of
- * units further down. The exchange is at the end of each te_backward (delay_wgrad_compute: of the last te_backward_dw).
- * A unit with requires_gradient_sync sums its gradients over its group in f32, divides them by the number of ranks, and
- * rounds them once. Other units keep their gradients. Several microbatches can exchange once:
+ * units further down. te_backward exchanges a unit's gradients when all of them are complete (delay_wgrad_compute: at
+ * the end of the last te_backward_dw). Units take turns in the reverse order of their modules in the model; a unit that
+ * is complete early waits for those before it. A unit with requires_gradient_sync sums its gradients over its group in
+ * f32, divides them by the number of ranks, and rounds them once. Other units keep their gradients, so several
+ * microbatches can exchange once:
  *
  *     te_data_parallel(model, &(te_data_parallel_desc){ .group = group });
  *     for (int i = 0; i < n; i++) {
@@ -14,20 +17,84 @@
  *
  * All ranks must make the same calls of te_backward. Each call must reach the parameters of the model on all ranks or
  * on none. A parameter without a gradient on this rank gets that of the other ranks, if there is one. If a rank fails
- * before the exchanges, it reports the failure to the ranks that wait. Two failures are not reported: an error that the
- * rank's context already had, and running out of memory between the exchanges of two units. The rank must then call
- * te_group_abort, which frees the waiting ranks. Parameters are whole on every rank: units save no memory.
+ * before an exchange, it reports the failure to the ranks that wait. Two failures are not reported: an error that the
+ * rank's context already had, and an error of the program between its calls of te.h. The rank must then call
+ * te_group_abort, which frees the waiting ranks.
  *
- * Source: torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp (FSDPModule),
+ * Sharded units. With te_data_parallel_desc.shard each of the n ranks of the group owns one slice of each parameter of
+ * the unit. Make units from the modules below to those above, then the optimizer:
+ *
+ *     te_data_parallel_desc d = { .group = group, .shard = TE_SHARD_PARAMETERS };
+ *     for (each layer) te_fsdp_unit(layer, &d);
+ *     te_fsdp_unit(model, &d);
+ *     te_optimizer *adam = te_fused_adam_create(te, model, &options);
+ *
+ *   - The exchange gives each rank the gradient of its slices alone, by te_reduce_scatter. te_tensor_grad of the
+ *     parameter is NULL then, and te_fsdp_get_slice has the gradient.
+ *   - The optimizer's states and masters are those of the slices. te_optimizer_step updates them, rounds them to the
+ *     parameter's format, or quantizes them (te_quantize_master_weights), and with TE_SHARD_OPTIMIZER gathers the new
+ *     parameters: codes of 8 or 4 bits for weights that are stored quantized (te_post_all_gather_processing follows).
+ *   - With TE_SHARD_PARAMETERS a parameter has memory only while it is needed: the forward of a module of the unit
+ *     gathers the unit's parameters and releases them, and te_backward does the same.
+ *     All ranks must run the same modules, forward and backward, in the same order. What reads parameters outside of
+ *     a forward (te_hf_save, te_tensor_to_f32) needs te_fsdp_unshard before.
+ *     A checkpoint (te_module_set_checkpoint) should not span units: the gradients of all of them wait for its end.
+ *   - te_model_save and te_model_load write and read slices: a checkpoint opens in any layout.
+ *   - te_optimizer_step, te_grad_scaler_unscale, te_clip_grad_norm and te_optimizer_set_scaled_state of remainders are
+ *     calls that all ranks must make. Norms and overflows are those of all slices.
+ *
+ * The group of threads adds numbers in rank order. So a sharded unit has the bits of one that is whole, except with
+ * clipping: the norm of all slices is the norm of the ranks' norms, and its last bits may differ.
+ *
+ * A slice is ceil(ceil(elements / n) / 8) * 8 elements of a plain parameter, or ceil(rows / n) rows of a weight that is
+ * stored quantized; the last ranks may have fewer or none. Memory of a rank, for a model of P bytes of parameters, G of
+ * gradients and S of optimizer states and masters, whose largest unit has p bytes and e elements (up to rounding):
+ *
+ *     shard                   between steps     and at the most, in a step, beside activations
+ *     TE_SHARD_NONE           P + S             G + 4 e (one unit's gradients in f32)
+ *     TE_SHARD_OPTIMIZER      P + S/n           G/n + gradients of units not exchanged yet + 4 e + 4 e/n; or 2 p (step)
+ *     TE_SHARD_PARAMETERS     P/n + S/n         G/n + gradients of one unit + 4 e + 4 e/n, or 2 p to gather; p for each
+ *                                               unit around the one that runs (the model itself, as a rule)
+ *
+ * Bytes that a rank sends in a step of m microbatches, of E elements in all (a ring; f32 gradients):
+ *
+ *     TE_SHARD_NONE           2 (n - 1)/n 4 E
+ *     TE_SHARD_OPTIMIZER      (n - 1)/n (4 E + P)
+ *     TE_SHARD_PARAMETERS     (n - 1)/n (4 E + 2 m P); with no_reshard_after_forward (n - 1)/n (4 E + m P); m P more
+ *                             where a checkpoint that is not within one unit runs the forward again
+ *
+ * Without requires_gradient_sync nothing of a gradient is exchanged, and whole gradients, G, stay until a later pass
+ * exchanges them. P is 2 E in bf16, and E in FP8; MXFP8 has two copies, 2 E. The amaxes of new codes are reduced beside
+ * this: at the most E / 4 bytes, of MXFP8. Two things cost memory beside this: views and joined copies of parameters
+ * that the tape saves (parameters_split), and, with delayed scaling, quantized copies of weights that are stored in
+ * high precision.
+ *
+ * A model that no rank could hold: make it with the device TE_PARAMS_META, and unit by unit call
+ * te_module_reset_parameters, which allocates the unit's parameters, and te_fsdp_unit, which releases them again. Then
+ * te_model_load reads the slices.
+ *
+ * Errors of sharded units: TE_ERR_UNSUPPORTED for hybrid and custom quantizers, and for states in f16 or e4m3;
+ * TE_ERR_STATE in the capture of a graph, for parameters that were added, cast or unfrozen after the unit was made, for
+ * a step with gradients that were not exchanged, and for reading a parameter that is not gathered.
+ *
+ * Source: torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp (FSDPModule), ZeRO (Rajbhandari 2019),
  * nemo_automodel.components.moe.fsdp_mixin. */
 
 /* The flags of a unit (FSDPModule's set_is_last_backward and so on). All are true in a new unit. */
 typedef struct te_fsdp_state {
     bool is_last_backward;       /* the next backward pass is the last one of the step. For post_backward functions;
                                   * te.h's own exchange does not read it */
-    bool reshard_after_backward; /* parameters gathered by post_backward functions may be freed */
+    bool reshard_after_backward; /* sharded parameters are released after the backward pass; false => they stay until
+                                  * te_optimizer_step. Parameters gathered by post_backward functions may be freed */
     bool requires_gradient_sync; /* gradients are exchanged */
 } te_fsdp_state;
+
+/* What each rank of a unit's group keeps a slice of. The other ranks have the rest. */
+typedef enum te_shard {
+    TE_SHARD_NONE = 0,      /* nothing: all is whole on each rank (DistributedDataParallel) */
+    TE_SHARD_OPTIMIZER = 1, /* optimizer states, masters, and gradients after their exchange (ZeRO-2) */
+    TE_SHARD_PARAMETERS = 2 /* the parameters as well (ZeRO-3; FSDP's FULL_SHARD) */
+} te_shard;
 
 /* How the gradients of a unit are exchanged. Zero-initialised; copied. */
 typedef struct te_data_parallel_desc {
@@ -35,8 +102,12 @@ typedef struct te_data_parallel_desc {
                                     * context (borrowed for the unit's lifetime). NULL => one rank */
     float gradient_divide_factor;  /* divisor of the sums; 0 => the number of ranks */
     bool no_init_sync;             /* te_data_parallel: parameters and buffers keep their values; false => rank 0's */
-    /* The program's own exchange. It is called after te_backward has computed the gradients, if requires_gradient_sync
-     * is set. Returns TE_OK or an error code. NULL => te.h's exchange. */
+    te_shard shard;                /* what each rank keeps a slice of; 0 => nothing */
+    bool no_reshard_after_forward; /* TE_SHARD_PARAMETERS: gathered parameters stay until the unit's backward pass has
+                                    * read them (SHARD_GRAD_OP of FSDP); false => they are released after the forward,
+                                    * and gathered again */
+    /* The program's own exchange; not with `shard`. It is called after te_backward has computed the gradients, if
+     * requires_gradient_sync is set. Returns TE_OK or an error code. NULL => te.h's exchange. */
     te_result (*post_backward)(void *user, te_module *unit);
     /* te_stage_backward and te_fsdp_post_backward call this function after the exchanges of all units. NULL => none. */
     te_result (*root_post_backward)(void *user, te_module *unit);
@@ -52,11 +123,32 @@ typedef struct te_data_parallel_desc {
  *   TE_ERR_STATE inside a graph's capture.
  * Allocates memory. Syncs if collectives of the group sync. */
 TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc);
-/* Makes m one of several units of its model (fully_shard, for gradients only); a NULL desc undoes that. Parameters keep
- * their values. Errors: as te_data_parallel. */
+/* Makes m one of several units of its model (fully_shard); a NULL desc undoes that. Parameters keep their values, so
+ * all ranks must have the same ones (seed alike, or load a file). Units below m must be made before it if it is
+ * sharded. All ranks must call it if it is sharded, also to undo that, which gathers the parameters. Errors: as
+ * te_data_parallel, and TE_ERR_INVALID if a parameter belongs to another sharded unit too, if `shard` comes with
+ * post_backward, or if the unit exists with another `shard` or group. */
 TE_API te_result te_fsdp_unit(te_module *m, const te_data_parallel_desc *desc);
 /* Writes the flags of a unit into *state, and returns true; false for a module that is not a unit. */
 TE_API bool te_fsdp_get_state(const te_module *m, te_fsdp_state *state);
+/* This rank's slice of a sharded parameter. */
+typedef struct te_fsdp_slice {
+    te_group *group;       /* the ranks that share the parameter (borrowed) */
+    te_shard shard;        /* TE_SHARD_OPTIMIZER or TE_SHARD_PARAMETERS */
+    int64_t start, length; /* the slice, in elements of the flattened parameter; length 0: this rank has none */
+    te_tensor *grad;       /* gradient of the slice after the exchange, [length] (borrowed); NULL: there is none */
+} te_fsdp_slice;
+/* Writes the slice that this rank has of a parameter into *slice (may be NULL), and returns true; false for a parameter
+ * that is not sharded. */
+TE_API bool te_fsdp_get_slice(const te_tensor *param, te_fsdp_slice *slice);
+/* Gathers the parameters of all units at and below m, to be read or written by the program (FSDPModule.unshard,
+ * FSDP.summon_full_params). All ranks must call it, and must write the same values. They stay until te_fsdp_reshard,
+ * until te_optimizer_step, or until a forward or backward pass releases them. Does nothing for parameters that are
+ * whole. Allocates. Syncs if collectives of the group sync. TE_ERR_STATE inside a graph's capture. */
+TE_API te_result te_fsdp_unshard(te_module *m);
+/* Releases the parameters that te_fsdp_unshard has gathered. This rank's slices of those that were written get the new
+ * values. Of no effect inside of the unit's forward. */
+TE_API te_result te_fsdp_reshard(te_module *m);
 /* Sets the flags of the unit and of all units below it. TE_ERR_INVALID for a module that is not a unit. */
 TE_API te_result te_fsdp_set_state(te_module *m, te_fsdp_state state);
 

@@ -148,10 +148,12 @@ TE_API te_grad_scaler_state te_grad_scaler_get_state(const te_grad_scaler *s);
 TE_API te_result te_grad_scaler_set_state(te_grad_scaler *s, te_grad_scaler_state state);
 
 /* Returns a parameter's state, times the state's scale, as a new f32 tensor of the parameter's shape. For remainders,
- * returns the whole f32 master (syncs). NULL with TE_ERR_INVALID for an unknown state. */
+ * returns the whole f32 master (syncs). Of a sharded parameter, the values and the shape are those of this rank's
+ * slice, [te_fsdp_slice.length], here and in te_optimizer_state. NULL with TE_ERR_INVALID for an unknown state. */
 TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_tensor *param, const char *state_name);
 /* Sets a parameter's state, and the state's scale, from f32 values of the parameter's shape. Setting remainders changes
- * the parameter at once (syncs). Setting a whole master changes the parameter in the next step. */
+ * the parameter at once (syncs), on all ranks of a sharded one, which must all make the call. Setting a whole master
+ * changes the parameter in the next step. */
 TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name,
                                                const te_tensor *unscaled_state);
 
@@ -185,12 +187,20 @@ typedef struct te_metadata {
  *   - the learning rates of the optimizer and of its groups;
  *   - the scaling state of delayed recipes, the random state, and `metadata`.
  * The state of a te_grad_scaler is not written: te_grad_scaler_get_state returns it. If the context has an error,
- * nothing is written and that error is returned. TE_ERR_IO if writing fails. */
+ * nothing is written and that error is returned. TE_ERR_IO if writing fails.
+ * A model with sharded units (api/sharding.h) is written by all ranks of their group at once: each must make the call,
+ * with the same path on a shared disk. Rank 0 writes the file `path`, last: what is whole, its own slices, and the
+ * names of the other ranks' files, "<path>.ID.1-of-4" and so on. Files of earlier saves to the path are removed then.
+ * If a rank fails, all fail, and the checkpoint that was there stays. Buffers, scaling state and random state are those
+ * of rank 0. TE_ERR_UNSUPPORTED if units have several groups. */
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt,
                                const te_metadata *metadata, int num_metadata);
 /* Reads a file of te_model_save into `m` and `opt` (each may be NULL). Syncs. Entries that only the file has give a
  * warning. Entries that only the model has are errors. A plain weight in the file is quantized if the model stores it
- * quantized. An error changes nothing, except TE_ERR_IO (a read failed) and an error of a custom quantizer. */
+ * quantized. An error changes nothing, except TE_ERR_IO (a read failed) and an error of a custom quantizer.
+ * A set of files that ranks have written opens in any layout: on one rank, or on any number of ranks, sharded or not;
+ * each rank reads what it keeps. All ranks of sharded units must make the call. TE_ERR_FORMAT or TE_ERR_IO if a file of
+ * the set is missing or is not of the same save. */
 TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* Writes the value of a file's metadata entry `key` into buffer. TE_ERR_INVALID if there is no such entry, or its value
  * does not fit. */

@@ -57,6 +57,16 @@ static te_result te__tell_backward_ends(te_ctx *te, const te_module *m, te_resul
         if (te->rooms[i]->backward_ends) result = te->rooms[i]->backward_ends(te, m, result);
     return result;
 }
+/* Calls `node_begins` or `node_ends` of each te__room. Stops at the first error. */
+static te_result te__tell_node(te_ctx *te, te__node *node, bool begins) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; te->tape.watched && !te->tape.quiet && i < te->num_rooms && result == TE_OK; i++) {
+        te_result (*tell)(te_ctx *, te__node *) = begins ? te->rooms[i]->node_begins : te->rooms[i]->node_ends;
+        if (tell) result = tell(te, node);
+    }
+    return result;
+}
 
 /* Called when the host has waited for the device, with the result of the wait. Returns it, or an error of te->waiters.
  * */

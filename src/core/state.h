@@ -145,6 +145,9 @@ typedef struct te__var {
     te_tensor *grad; /* if `leaf` is true, the sum of all gradients so far; otherwise the sum so far in the current
                       * te_backward */
     te_tensor *main_grad, *decoupled_grad;
+    te_tensor *shard_grad; /* the gradient of this rank's slice of a sharded parameter (train/shards.c), f32 or 16 bits,
+                            * [elements of the slice]; or NULL */
+    void *unit; /* while te_backward runs: the unit of data_parallel/sharding.c that exchanges the gradient, or NULL */
 } te__var;
 
 /* The functions for a tensor that is not plain, such as a quantized one. The part of the library that makes such
@@ -175,6 +178,9 @@ struct te_tensor {
     bool sequence_parallel; /* the tensor's gradient covers only one rank's part of the sequence
                              * (te_tensor_sequence_parallel) */
     bool sharded;           /* set by te_tensor_set_sharded */
+    bool moves;             /* a parameter whose memory is gathered and released (train/shards.c): copies of it that are
+                             * kept between calls would be whole on each rank */
+    struct te__shard *shard;  /* how ranks share the parameter (train/shards.c), or NULL */
     te__var *var;             /* NULL until the tape needs one */
     const te__form *form; /* NULL: a plain tensor */
     struct te__quantized *quantized; /* the data of a quantized tensor (quant/kinds.h), or NULL */
@@ -367,6 +373,7 @@ typedef struct te__tape {
     int replays; /* the number of checkpointed functions whose second run is going on */
     int quiet;   /* > 0: the library itself calls te_backward; te__tell_backward_begins and te__tell_backward_ends do
                   * nothing */
+    int watched; /* how many rooms hear of each node that te_backward plays */
     te__var **warm_vars; /* leaves that got their first gradient since te_warmup_begin */
     int num_warm_vars, cap_warm_vars;
 } te__tape;
@@ -481,10 +488,13 @@ typedef struct te__room {
     /* Called when a backward pass ends. `result` is the pass's result. m is the module of a te_backward_dw, or NULL.
      * Returns `result`, or the room's own error. */
     te_result (*backward_ends)(te_ctx *te, const te_module *m, te_result result);
+    /* Called before and after the backward function of each node runs, if te->tape.watched is not 0. */
+    te_result (*node_begins)(te_ctx *te, te__node *node);
+    te_result (*node_ends)(te_ctx *te, te__node *node);
     void (*report)(te_ctx *te, te__report_text *t); /* adds lines to te_report */
 } te__room;
 /* Initializes a te__room that has no functions except `open` and `close`. */
-#define TE__ROOM(slot, open, close) {slot, open, close, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+#define TE__ROOM(slot, open, close) {slot, open, close, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 enum { TE__MAX_ROOMS = 16 };
 
 struct te_ctx {

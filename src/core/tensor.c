@@ -152,12 +152,17 @@ static const char *te__named_text(const te_tensor *x, char *out) {
     snprintf(out, TE__NAMED_TEXT, x->name ? "\"%.60s\" %s" : "%s%s", x->name ? x->name : "", te__shape_text(x, shape));
     return out;
 }
+/* Says why a tensor that is not quantized has no memory. */
+static const char *te__no_memory_why(const te_tensor *x) {
+    return x->moves ? "is a sharded parameter, which has memory only while its unit's forward or backward pass runs, "
+                      "and between te_fsdp_unshard and te_fsdp_reshard"
+                    : "was made by te_tensor_describe and has no memory: such tensors are for te_explain, and for "
+                      "modules that answer with a shape";
+}
 static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
     char text[TE__NAMED_TEXT];
     return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", who, te__named_text(x, text),
-                    x->form ? "is quantized: te_dequantize it first"
-                            : "was made by te_tensor_describe and has no memory: such tensors are for te_explain, "
-                              "and for modules that answer with a shape");
+                    x->form ? "is quantized: te_dequantize it first" : te__no_memory_why(x));
 }
 /* Returns whether x is NULL or has a shape but no memory. For such an input a module returns a tensor without
  * memory. */
@@ -176,6 +181,7 @@ static void te__var_release(te_ctx *te, te__var *v) {
     te_tensor_release(v->grad);
     te_tensor_release(v->main_grad);
     te_tensor_release(v->decoupled_grad);
+    te_tensor_release(v->shard_grad);
     te__free(te, v);
 }
 

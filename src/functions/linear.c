@@ -85,6 +85,8 @@ typedef struct te__linear_state {
     bool fp8_grad;      /* the gradient of x is quantized */
     int quantize_x;     /* usage (TE_ROWWISE, TE_COLUMNWISE) of the quantized copy that the backward pass makes of
                          * saved[0]; 0: it uses saved[0] as it is */
+    int quantize_w;     /* usage of the quantized copy that the backward pass makes of saved[1], the weight; 0: it uses
+                         * saved[1] as it is */
     te_epilogue act_epilogue; /* 0: dx[0] is the gradient of x; otherwise dx[0] is the gradient of saved[2], the input
                                * of the activation whose result is x */
     te_dtype act_bias_dtype;
@@ -224,6 +226,29 @@ static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x
             : TE_ROWWISE);
 }
 
+/* Returns what a node saves of a weight, for the product dy W. `w` is the weight, or its quantized copy, of which the
+ * product reads copy `keep`. The memory of a sharded weight is released between forward and backward. So the node saves
+ * the weight itself, and sets *again to `keep` if it must be quantized again then. A quantized copy with a given scale
+ * is saved, because the scale is another one by then. */
+static te_tensor *te__weight_to_save(te_tensor *weight, te_tensor *w, const te__quant_call *quant, int keep,
+                                     int *again) {
+    const te__quantized *q = w->quantized;
+    if (!q || (weight->moves && w == weight)) return w;
+    if (weight->moves && !weight->quantized && q->cls->form == TE__FORM_CODES && !(q->cls->facts & TE__SCALE_GIVEN) &&
+        !te__asks_factory(&quant->recipe)) {
+        *again = keep;
+        return weight;
+    }
+    return te__copy_of(w, keep)->data ? te__quant_keep(w, keep) : w;
+}
+/* Returns a weight that te__weight_to_save has returned, in the form that the product dy W needs. */
+static te_tensor *te__saved_weight(te_tensor *saved, const te__quant_call *quant, int gemm, int again) {
+    te__quant_spec spec;
+    if (!again || !saved || saved->quantized) return saved;
+    spec = te__slot_spec(quant, false, gemm, TE__SLOT_WEIGHT, again);
+    return te__quantize_operand(saved, &spec);
+}
+
 /* Ends a failed backward pass and informs the ranks that wait in the next exchange. Returns the error. `gathered`: this
  * rank has the whole gradient of y. */
 static te_result te__linear_gives_up(te_ctx *te, const te__linear_state *s, const bool *needs, bool gathered) {
@@ -240,7 +265,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
                                      te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
     const te__parallel *p = &s->parallel;
-    te_tensor *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
+    te_tensor *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq, *w;
     te__quant_spec grad_spec = TE_ZERO; /* how dx is quantized */
     bool quantizes;
     te_result result = TE_OK;
@@ -265,8 +290,9 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
             if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->act_bias_dtype, s->shape[s->ndim - 1]);
         }
         dx[0] = gemm.d;
-        result = gemm.d && (!s->act_epilogue || !needs[3] || dx[3])
-                     ? te__product(te, dyq, false, saved[1], false, &gemm)
+        w = te__saved_weight(saved[1], &s->quant, s->gemm, s->quantize_w);
+        result = w && gemm.d && (!s->act_epilogue || !needs[3] || dx[3])
+                     ? te__product(te, dyq, false, w, false, &gemm)
                      : te_error_code(te);
         /* each rank has computed dx from its own columns of dy only, so sum over the ranks */
         if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result);
@@ -361,7 +387,7 @@ static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     if (weight->quantized) return te__primary_weight(weight, &spec);
     w = te__quantize_operand(weight, &spec);
     if (w && w != weight) te__inspect(c->quant->scaling, c->gemm, TE_TENSOR_WEIGHT, weight, w);
-    if (w && w != weight && c->microbatch != TE_MICROBATCH_NONE && !weight->te->warming) {
+    if (w && w != weight && c->microbatch != TE_MICROBATCH_NONE && !weight->te->warming && !weight->moves) {
         te__weight_cache_close(cache);
         cache->copy = te_tensor_retain(w);
         cache->buffer = weight->buffer;
@@ -729,7 +755,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     if (saved[0] && saved[0]->quantized)
         saved[0] = te__quant_keep(kept, te__copy_of(kept, keep)->data ? keep : TE_ROWWISE);
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
-    if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
+    if (saved[1]) saved[1] = te__weight_to_save(weight, w, quant, keep, &state.quantize_w);
     if (saved[1] && weight->var && weight->var->leaf) saved[1]->is_weight = true;
     saved[2] = saved[1] ? c->act_of : NULL;
     state.act_epilogue = c->act_of ? c->act_epilogue : TE_EPILOGUE_NONE;
@@ -746,7 +772,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
     state.fp8_grad = c->fp8_grad && state.quantize_grad;
-    if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(quant);
+    if (state.quantize_grad || state.quantize_x || state.quantize_w) state.quant = te__quant_call_keep(quant);
     state.group = c->group;
     if (c->made) {
         int i;

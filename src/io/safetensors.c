@@ -357,19 +357,19 @@ static bool te__st_stage(te_safetensors *f) {
     return f->staging != NULL;
 }
 
-/* Reads the bytes of an entry into a contiguous tensor of the same size. */
-static te_result te__st_load(te_safetensors *f, const te__st_entry *x, te_tensor *dst) {
+/* Reads `n` bytes of an entry, from byte `from` on, into a contiguous tensor, from byte `at` on. */
+static te_result te__st_load_part(te_safetensors *f, const te__st_entry *x, uint64_t from, te_tensor *dst, uint64_t at,
+                                  uint64_t n) {
     te_ctx *te = f->te;
     te__text why = TE_ZERO;
     te_result result = TE_OK;
-    size_t chunk = (size_t)te__min((int64_t)x->e.bytes, TE__ST_CHUNK);
+    size_t chunk = (size_t)te__min((int64_t)n, TE__ST_CHUNK);
     uint64_t done;
     if (!te__st_stage(f)) return TE_ERR_OUT_OF_MEMORY;
-    te__touch(dst);
-    for (done = 0; done < x->e.bytes && result == TE_OK; done += chunk) {
-        if (chunk > x->e.bytes - done) chunk = (size_t)(x->e.bytes - done);
-        if (te__file_read_at(&f->file, f->data_start + x->e.offset + done, f->staging, chunk, &why)) {
-            result = te->device->upload(te, (char *)te__data(dst) + done, f->staging, chunk);
+    for (done = 0; done < n && result == TE_OK; done += chunk) {
+        if (chunk > n - done) chunk = (size_t)(n - done);
+        if (te__file_read_at(&f->file, f->data_start + x->e.offset + from + done, f->staging, chunk, &why)) {
+            result = te->device->upload(te, (char *)te__data(dst) + at + done, f->staging, chunk);
         } else {
             te__st_fail(f, TE_ERR_IO, "tensor " TE__ST_NAME ": %s", x->e.name, te__text_str(&why));
             result = TE_ERR_IO;
@@ -377,6 +377,12 @@ static te_result te__st_load(te_safetensors *f, const te__st_entry *x, te_tensor
     }
     te__text_free(&why);
     return result;
+}
+/* Reads the bytes of an entry into a contiguous tensor of the same size. */
+static te_result te__st_load(te_safetensors *f, const te__st_entry *x, te_tensor *dst) {
+    if (!te__st_stage(f)) return TE_ERR_OUT_OF_MEMORY;
+    te__touch(dst);
+    return te__st_load_part(f, x, 0, dst, 0, x->e.bytes);
 }
 
 TE_API te_tensor *te_safetensors_read(te_safetensors *f, const char *name) {
@@ -494,7 +500,7 @@ static te_result te__st_item_ok(te_ctx *te, const char *path, const te_safetenso
         return te__fail(te, TE_ERR_INVALID, "%s: tensor " TE__ST_NAME " belongs to another context", path, item->name);
     if (!x->buffer)
         return te__fail(te, TE_ERR_INVALID, "%s: tensor " TE__ST_NAME " %s", path, item->name,
-                        x->quantized ? "is quantized: te_dequantize it first" : "has no memory");
+                        x->quantized ? "is quantized: te_dequantize it first" : te__no_memory_why(x));
     if (te__shape_bytes(x->dtype, x->ndim, x->shape) * 8 != (uint64_t)te__numel(x) * (uint64_t)te_dtype_bits(x->dtype))
         return te__fail(te, TE_ERR_UNSUPPORTED,
                         "%s: tensor " TE__ST_NAME " has %s rows of odd length, which the format cannot hold", path,

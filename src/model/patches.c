@@ -275,4 +275,4 @@ static void te__patches_report(te_ctx *te, te__report_text *t) {
     }
 }
 static const te__room te__automodel_room = {&te__automodel_slot, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                                            te__patches_report};
+                                            NULL, NULL, te__patches_report};

@@ -124,6 +124,12 @@ static te_result te__recast_init_value(te__recast_item *e) {
 static te_result te__recast_prepare(te__recast_item *e) {
     const te_tensor *grad = te_tensor_grad(e->x);
     te_result result = TE_OK;
+    if (e->x->shard)
+        return te__fail(e->x->te, TE_ERR_STATE,
+                        "a cast from %s to %s of a sharded parameter%s%s: its slices have one format; cast the model "
+                        "first, then make units (te_fsdp_unit)",
+                        te_dtype_name(e->x->dtype), te_dtype_name(e->dtype), e->x->name ? " " : "",
+                        e->x->name ? e->x->name : "");
     if (grad && grad->buffer && te__is_floating(grad) && grad->dtype != e->dtype) {
         e->grad = te__empty_like(grad, e->dtype);
         result = e->grad ? te_tensor_copy(e->grad, grad) : te_error_code(e->x->te);

@@ -54,6 +54,7 @@ static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
 static te_result te__module_run_as(te_module *m, te_forward_args *args,
                                    te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
+    const te__around *around = te__modules_of(te)->around;
     char before[sizeof(te->module_path)];
     te_tensor *made[TE__OUTPUTS];
     te_result result;
@@ -71,11 +72,15 @@ static te_result te__module_run_as(te_module *m, te_forward_args *args,
     te->path = NULL;
     memset(&args->outputs, 0, sizeof(args->outputs));
     te__frame_begin(te);
-    result = te__returned(te,
-                          forward          ? forward(m, args, user)
-                          : m->own_forward ? m->own_forward(m, args)
-                                           : m->cls->forward(m, args),
-                          m->cls->name, NULL);
+    result = around ? around->enter(m) : TE_OK;
+    if (result == TE_OK) {
+        result = te__returned(te,
+                              forward          ? forward(m, args, user)
+                              : m->own_forward ? m->own_forward(m, args)
+                                               : m->cls->forward(m, args),
+                              m->cls->name, NULL);
+        if (around) result = around->leave(m, result);
+    }
     if (result == TE_OK && !args->outputs.out) {
         /* either the class ignored an earlier error, or it returned TE_OK without an output */
         if (te->error_code == TE_OK)

@@ -81,10 +81,17 @@ struct te_module {
     te__closable closable;
 };
 
+/* Functions that are called around the forward of each module, for data_parallel/. */
+typedef struct te__around {
+    te_result (*enter)(te_module *m);
+    te_result (*leave)(te_module *m, te_result result); /* returns `result`, or its own error */
+} te__around;
+
 typedef struct te__modules_state {
     te_module *making; /* the module whose create function creates children now, or NULL */
     int num_gone;      /* records of destroyed children, in all trees of the context */
     bool is_optim_step; /* set by te_step_set_is_optim_step */
+    const struct te__around *around; /* called around each forward; NULL: nothing is */
 } te__modules_state;
 static const te__slot te__modules_slot = {sizeof(te__modules_state)};
 static te__modules_state *te__modules_of(const te_ctx *te) {

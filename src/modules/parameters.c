@@ -228,9 +228,21 @@ static te_result te__give_memory(te_module *m) {
     return result;
 }
 
+/* Returns the tensor that has the value of x: x itself, or the codes of a quantized one. */
+static const te_tensor *te__first_part(te_tensor *x) {
+    te_tensor *part[TE__MAX_PARTS];
+    return te__parts(x, part) > 0 && part[0] ? part[0] : x;
+}
+
 /* Initializes the parameters of m, but not those of its children. Allocates parameters that have no memory. */
 static te_result te__reset_own(te_module *m) {
-    te_result result = m->meta ? te__give_memory(m) : TE_OK;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < m->num_entries && result == TE_OK; i++)
+        if (m->entries[i].tensor->moves && !te__data(te__first_part(m->entries[i].tensor)))
+            result = te__fail(m->te, TE_ERR_STATE, "te_module_reset_parameters: \"%s\" of \"%s\" %s",
+                              m->entries[i].name, m->name, te__no_memory_why(m->entries[i].tensor));
+    if (result == TE_OK && m->meta) result = te__give_memory(m);
     if (result == TE_OK && m->meta) result = te__start_parameters(m);
     else if (result == TE_OK) result = te__class_reset(m);
     if (result == TE_OK) m->meta = m->awaits_group = false;

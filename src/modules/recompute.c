@@ -145,6 +145,12 @@ static const te__snapshot *te__checkpoint_snapshot(const te__node *node) {
     return node->backward == te__checkpoint_backward ? ((const te__checkpoint_state *)node->state)->snapshot : NULL;
 }
 
+/* Returns the module whose forward the checkpoint `node` runs again, or NULL. */
+static const te_module *te__checkpoint_module(const te__node *node) {
+    return node && node->backward == te__checkpoint_backward ? ((const te__checkpoint_state *)node->state)->module
+                                                             : NULL;
+}
+
 /* Copies this rank's part of x to a new tensor, so that x can be freed. */
 static te_tensor *te__checkpoint_part(te_tensor *x, te_group *group) {
     int64_t n = te__numel(x), own = n / te__group_size(group);

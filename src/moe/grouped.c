@@ -357,6 +357,7 @@ static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *siz
 typedef struct te__all_state {
     int n;
     bool biases, quantize_grad, fuse_wgrad, overwrite_main_grad, split_dgrad, split_wgrad;
+    int quantize_w; /* the copy of each weight that the backward pass makes by quantizing what it has saved; 0: none */
     int quantize_x; /* the copy of x (TE_ROWWISE or TE_COLUMNWISE) that the backward pass makes by quantizing saved[0];
                      * 0: no copy */
     te__like x;
@@ -490,7 +491,7 @@ static te_result te__all_weight_grads(te_ctx *te, const te__all_state *s, te_ten
 static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                   te_tensor **dx, const bool *needs) {
     const te__all_state *s = (const te__all_state *)state;
-    te_tensor *g = te_tensor_contiguous(dy[0]), *gq, *x = saved[0];
+    te_tensor *g = te_tensor_contiguous(dy[0]), *gq, *x = saved[0], *w[TE_MAX_GEMMS];
     bool weights = false, biases = false;
     te_result result = TE_OK;
     int i;
@@ -528,7 +529,11 @@ static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *cons
         if (d) {
             te_op_grouped_gemm_args gemm;
             te__grouped_gemm_of(&gemm, saved[1], s->n, d, s->rows, s->in, s->out, s->split_dgrad);
-            result = te__grouped_rows_product(te, gq, saved + 2, s->n, false, &gemm);
+            for (i = 0; i < s->n && result == TE_OK; i++) {
+                w[i] = te__saved_weight(saved[2 + i], &s->quant, i, s->quantize_w);
+                if (!w[i]) result = te_error_code(te);
+            }
+            if (result == TE_OK) result = te__grouped_rows_product(te, gq, w, s->n, false, &gemm);
         } else
             result = te_error_code(te);
     }
@@ -632,9 +637,7 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
         te_tensor *x = c->weights[i];
         if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) w[i] = te__plain(x);
         if (!w[i]) return te_error_code(te);
-        saved[2 + i] = !wants_x                                           ? NULL
-                       : w[i]->quantized && te__copy_of(w[i], keep)->data ? te__quant_keep(w[i], keep)
-                                                                          : w[i];
+        saved[2 + i] = wants_x ? te__weight_to_save(x, w[i], &c->quant, keep, &state->quantize_w) : NULL;
         if (saved[2 + i] && x->var && x->var->leaf) saved[2 + i]->is_weight = true;
     }
     if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) xq = c->x;
@@ -671,7 +674,7 @@ static te_result te__grouped_all(const te__grouped_call *c, te_tensor *input) {
         state.bias_dtype = c->biases ? c->biases[0]->dtype : TE_DTYPE_NONE;
         state.delays = d->gemm.delay_wgrad_compute ? c->s->scaling : NULL;
         if (state.delays) state.delays->refs++;
-        if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(&c->quant);
+        if (state.quantize_grad || state.quantize_x || state.quantize_w) state.quant = te__quant_call_keep(&c->quant);
         if (!te__record_owning("grouped_linear", c->y, te__all_backward, &state, sizeof(state), te__all_release, list,
                                1 + n + (c->biases ? n : 0), saved, n + 2))
             result = te_error_code(te);

@@ -645,10 +645,7 @@ static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, in
         return te__fail(te, TE_ERR_SHAPE, "%s: %s %s is strided; te_tensor_contiguous makes a copy that is not", op,
                         name, te__shape_text(x, text));
     if ((p->flags & TE__ONE) && te__numel(x) != 1) return te__want_numel(te, op, name, x, 1);
-    return te__fail(te, TE_ERR_STATE,
-                    "%s: %s %s was made by te_tensor_describe and has no memory: such tensors are for te_explain, and "
-                    "for modules that answer with a shape",
-                    op, name, te__shape_text(x, text));
+    return te__fail(te, TE_ERR_STATE, "%s: %s %s %s", op, name, te__shape_text(x, text), te__no_memory_why(x));
 }
 
 /* Describes the memory of x as runs of *run adjacent bytes. The starts of two runs are a multiple of *period bytes

@@ -272,7 +272,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
                         "a column-wise copy cannot be made from %s; quantize with TE_ROWWISE | TE_COLUMNWISE",
                         row->data ? "a row-wise one of this kind: each holds numbers of its own"
                                   : "a tensor without a row-wise one");
-    if (is_new && te->capture && te__is_outside(row->data->buffer))
+    if (is_new && te->capture && row->data->buffer && te__is_outside(row->data->buffer))
         return te__refuse_capture(te, "adding a column-wise copy to a tensor that was there before", TE__RUN_FIRST);
     te__frame_begin(te);
     te->warming = false; /* operations compute nothing between te_warmup_begin and te_warmup_end. This copy must be

@@ -33,4 +33,5 @@ static te_result te__quant_capture(te_ctx *te, bool begins) {
 
 static const te__room te__quant_room = {&te__quant_slot,     te__quant_open,       NULL, te__quant_capture,
                                         te__scales_keep,     te__scales_give_back, te__snapshot_note_leaf,
-                                        NULL,                te__update_backward_slots, NULL, NULL};
+                                        NULL,                te__update_backward_slots, NULL, NULL,
+                                        NULL,                NULL};

@@ -31,7 +31,8 @@ TE_API te_tensor *te_tensor_grad(const te_tensor *x) { return x && x->var ? x->v
 TE_API void te_tensor_zero_grad(te_tensor *x) {
     if (!x || !x->var || te__refuse_hook(x->te, "te_tensor_zero_grad") != TE_OK) return;
     te_tensor_release(x->var->grad);
-    x->var->grad = NULL;
+    te_tensor_release(x->var->shard_grad);
+    x->var->grad = x->var->shard_grad = NULL;
 }
 /* Returns true if the byte ranges of x and y overlap, each from its first to its last element. Interleaved rows count
  * as overlapping. */
@@ -517,7 +518,8 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
         grad_inputs[i] = NULL;
         needs[i] = node->inputs[i] != NULL;
     }
-    result = te__check_saved(te, node);
+    result = te__tell_node(te, node, true);
+    if (result == TE_OK) result = te__check_saved(te, node);
     if (result == TE_OK) {
         te__node *outer = te->playing;
         te__segment own; /* for the nodes that the backward function records */
@@ -545,6 +547,7 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
             if (needs[i] && grad_inputs[i]) result = te__var_add_grad(te, node->inputs[i], grad_inputs[i]);
         te__frame_end(te, NULL, 0);
     }
+    if (result == TE_OK) result = te__tell_node(te, node, false);
     if (result != TE_OK)
         te__fail(te, result, "te_backward: the backward function of %s returned %s", node->name,
                  te_result_name(result));

@@ -1,158 +1,5 @@
-/* train/checkpoint.c: saves and loads a model, its optimizer and the random state as one safetensors file. This file
- * must not depend on what a module computes. The names in the file:
- *
- *     layers.0.self_attention.proj.weight             a parameter or buffer, by its path
- *     layers.0 ... .weight.row.data                   a tensor of a quantized weight (.row.scale,
- *                                                     .row.amax, .col. ..)
- *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master_param,
- *                                                     .exp_avg_scale ..)
- *     optimizer/started                               flags: the parameter has taken part in a step; only in files of
- *                                                     an optimizer whose first step differs from later ones
- *     te.steps, te.lr, te.seed, te.offset             metadata: numbers of the optimizer and of the random state
- *     te.lr.0                                         the learning rate of the optimizer's first group, if it has one
- *                                                     of its own
- *
- * Loading quantizes weights that the file has in high precision. The scaling state of delayed recipes is saved as
- * buffers of the modules. */
-
-/* The tensors of a module tree and of an optimizer, each with its name in the file. */
-typedef struct te__ckpt {
-    te_ctx *te;
-    const te_safetensors *file; /* the file that is loaded; NULL: saving */
-    te__st_list items;
-    te__st_list values; /* loading: quantized weights that the file holds in high precision */
-    te_tensor **turn; /* loading: quantized weights whose column-wise copy the file lacks; this copy is made from the
-                       * row-wise copy */
-    int num_turn, cap_turn;
-} te__ckpt;
-
-static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) {
-    return te__st_list_put(&c->items, name, tensor);
-}
-
-/* The names of the tensors of a copy of a quantized weight. */
-static const char *const te__ckpt_parts[3] = {"data", "scale", "amax"};
-
-/* Lists the parts of a weight that is stored quantized. */
-static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) {
-    static const char *const copies[2] = {"row", "col"};
-    const char *const *parts = te__ckpt_parts;
-    char name[640];
-    int i, k;
-    if (c->file && te_safetensors_find(c->file, path)) return te__st_list_put(&c->values, path, x);
-    for (i = 0; i < 2; i++) {
-        const te__quant_copy *copy = i ? &x->quantized->col : &x->quantized->row;
-        te_tensor *part[3];
-        snprintf(name, sizeof(name), "%s.%s.data", path, copies[i]);
-        if (i && c->file && copy->data && !te_safetensors_find(c->file, name) && te__column_follows(x)) {
-            if (!te__grow(c->te, (void **)&c->turn, &c->cap_turn, c->num_turn, sizeof(te_tensor *))) return false;
-            c->turn[c->num_turn++] = x;
-            continue;
-        }
-        part[0] = copy->data;
-        /* a tensor that both copies share is saved once */
-        part[1] = i && copy->scale == x->quantized->row.scale ? NULL : copy->scale;
-        part[2] = i && copy->amax == x->quantized->row.amax ? NULL : copy->amax;
-        for (k = 0; k < 3; k++) {
-            snprintf(name, sizeof(name), "%s.%s.%s", path, copies[i], parts[k]);
-            if (part[k] && !te__ckpt_add(c, name, part[k])) return false;
-        }
-    }
-    return true;
-}
-static bool te__ckpt_add_entry(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind) {
-    if (kind == TE_ENTRY_BUFFER && te__module_is_transient(m, tensor)) return true;
-    return tensor->quantized ? te__ckpt_add_quantized((te__ckpt *)user, path, tensor)
-                             : te__ckpt_add((te__ckpt *)user, path, tensor);
-}
-static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor) {
-    return te__ckpt_add((te__ckpt *)user, name, tensor);
-}
-
-static void te__ckpt_close(te__ckpt *c) {
-    te__st_list_free(&c->items);
-    te__st_list_free(&c->values);
-    te__free(c->te, c->turn);
-}
-
-static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m,
-                                te_optimizer *opt) {
-    memset(c, 0, sizeof(*c));
-    c->te = c->items.te = c->values.te = te;
-    if (te->error_code != TE_OK) return te->error_code; /* The error may have left tensors incomplete. A file of such
-                                                         * tensors must not replace a good file */
-    if (!path) return te__fail(te, TE_ERR_INVALID, "%s: path is NULL", function);
-    if ((m && te_module_ctx(m) != te) || (opt && opt->te != te))
-        return te__fail(te, TE_ERR_INVALID, "%s: the %s belongs to another context", function,
-                        m && te_module_ctx(m) != te ? "module" : "optimizer");
-    return m ? te__tree_whole(m) : TE_OK;
-}
-static te_result te__ckpt_collect(te__ckpt *c, te_ctx *te, te_module *m, te_optimizer *opt) {
-    if (te_module_visit_tensors(m, te__ckpt_add_entry, c) && te__optimizer_visit(opt, te__ckpt_add_state, c))
-        return TE_OK;
-    return te_error_code(te);
-}
-
-/* ---- saving ---- */
-
-static const char te__ckpt_prefix[] = "te.";
-
-static void te__ckpt_put(te_metadata *all, int *n, const char *key, const char *value) {
-    all[*n].key = key;
-    all[(*n)++].value = value;
-}
-
-TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt,
-                               const te_metadata *metadata, int num_metadata) {
-    te__ckpt c;
-    te__text lr[TE_MAX_PARAM_GROUPS + 1];
-    char key[TE_MAX_PARAM_GROUPS + 1][24];
-    const size_t all_bytes = ((size_t)te__max(num_metadata, 0) + 4 + TE_MAX_PARAM_GROUPS) * sizeof(te_metadata);
-    te_metadata *all = NULL;
-    te_result result;
-    char steps[24], seed[24], offset[24];
-    int i, n = 0;
-    if (!te) return TE_ERR_STATE;
-    if (num_metadata < 0 || (num_metadata > 0 && !metadata))
-        return te__fail(te, TE_ERR_INVALID, "te_model_save: metadata is missing");
-    for (i = 0; i <= (int)TE_MAX_PARAM_GROUPS; i++) memset(&lr[i], 0, sizeof(lr[i]));
-    result = te__ckpt_ready(&c, te, "te_model_save", path, m, opt);
-    if (result == TE_OK) result = te__optimizer_before_save(opt);
-    if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
-    for (i = 0; i < num_metadata && result == TE_OK; i++)
-        if (metadata[i].key && te__starts_with(metadata[i].key, te__ckpt_prefix))
-            result =
-                te__fail(te, TE_ERR_INVALID,
-                         "te_model_save: metadata key \"%.100s\": te.h keeps those that begin with \"%s\" for itself",
-                         metadata[i].key, te__ckpt_prefix);
-    if (result == TE_OK) all = (te_metadata *)te__alloc(te, all_bytes);
-    if (result == TE_OK && !all) result = TE_ERR_OUT_OF_MEMORY;
-    if (result == TE_OK) {
-        if (num_metadata) memcpy(all, metadata, (size_t)num_metadata * sizeof(te_metadata));
-        n = num_metadata;
-        snprintf(seed, sizeof(seed), "%llu", (unsigned long long)te->seed);
-        snprintf(offset, sizeof(offset), "%llu", (unsigned long long)te->rng_offset);
-        te__ckpt_put(all, &n, "te.seed", seed);
-        te__ckpt_put(all, &n, "te.offset", offset);
-    }
-    if (result == TE_OK && opt) {
-        snprintf(steps, sizeof(steps), "%lld", (long long)te_optimizer_steps(opt));
-        te__ckpt_put(all, &n, "te.steps", steps);
-        for (i = 0; i < opt->num_groups; i++) {
-            if (i > 0 && !opt->groups[i].own_lr) continue;
-            snprintf(key[i], sizeof(key[i]), i ? "te.lr.%d" : "te.lr", i - 1);
-            te__text_number(&lr[i], (double)te__group_lr(opt, i));
-            te__ckpt_put(all, &n, key[i], te__text_str(&lr[i]));
-        }
-    }
-    if (result == TE_OK) result = te_safetensors_write(te, path, c.items.items, c.items.n, all, n);
-    for (i = 0; i <= (int)TE_MAX_PARAM_GROUPS; i++) te__text_free(&lr[i]);
-    te__free(te, all);
-    te__ckpt_close(&c);
-    return result;
-}
-
-/* ---- loading ---- */
+/* train/checkpoint.c: loads what train/checkpoint_save.c has saved. Quantizes weights that the file has in high
+ * precision. This file must not depend on what a module computes. */
 
 /* A buffer of scaling state that the file has, and that its module lacks because the module has not run yet. The tensor
  * of the file becomes the module's buffer. */
@@ -269,26 +116,47 @@ static int te__ckpt_by_name(const void *a, const void *b) {
     return strcmp(((const te_safetensors_item *)a)->name, ((const te_safetensors_item *)b)->name);
 }
 
+static int te__ckpt_by_slice(const void *a, const void *b) {
+    return strcmp(((const te__ckpt_slice *)a)->name, ((const te__ckpt_slice *)b)->name);
+}
+/* Checks that the checkpoint has a tensor. */
+static te_result te__ckpt_has(te__ckpt_files *files, const char *name) {
+    if (te__ckpt_find(files, name)) return TE_OK;
+    te__st_fail(files->file[0], TE_ERR_FORMAT, "there is no tensor " TE__ST_NAME ", which the %s has", name,
+                te__starts_with(name, "optimizer/") ? "optimizer" : "model");
+    return TE_ERR_FORMAT;
+}
+
 /* Checks every name, shape, format and number, before anything is changed. */
-static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *m, te_optimizer *opt) {
+static te_result te__ckpt_check(te__ckpt_plan *p, te__ckpt_files *files, te_module *m, te_optimizer *opt) {
+    te_safetensors *f = files->file[0];
     te_ctx *te = p->have.te;
     const char *first = NULL;
     int i, unused = 0;
     if (p->have.items.n)
         qsort(p->have.items.items, (size_t)p->have.items.n, sizeof(te_safetensors_item), te__ckpt_by_name);
     for (i = 0; i < p->have.items.n; i++) {
-        const char *name = p->have.items.items[i].name;
-        te_result result;
-        if (!te_safetensors_find(f, name)) {
-            te__st_fail(f, TE_ERR_FORMAT, "there is no tensor " TE__ST_NAME ", which the %s has", name,
-                        te__starts_with(name, "optimizer/") ? "optimizer" : "model");
-            return TE_ERR_FORMAT;
+        const te_tensor *x = p->have.items.items[i].tensor;
+        te_result result = te__ckpt_has(files, p->have.items.items[i].name);
+        if (result == TE_OK && !x->buffer) {
+            te__st_fail(f, TE_ERR_INVALID,
+                        "tensor " TE__ST_NAME " cannot be read into a tensor that is quantized or has no memory",
+                        p->have.items.items[i].name);
+            return TE_ERR_INVALID;
         }
-        result = te__st_fits(f, name, p->have.items.items[i].tensor);
+        if (result == TE_OK) result = te__ckpt_fits(files, p->have.items.items[i].name, x->dtype, x->ndim, x->shape);
+        if (result != TE_OK) return result;
+    }
+    if (p->have.num_slices)
+        qsort(p->have.slices, (size_t)p->have.num_slices, sizeof(te__ckpt_slice), te__ckpt_by_slice);
+    for (i = 0; i < p->have.num_slices; i++) {
+        const te__ckpt_slice *x = &p->have.slices[i];
+        te_result result = te__ckpt_has(files, x->name);
+        if (result == TE_OK) result = te__ckpt_fits(files, x->name, x->dtype, x->ndim, x->shape);
         if (result != TE_OK) return result;
     }
     for (i = 0; i < p->have.values.n; i++) { /* formats are converted; shapes must match */
-        const te_safetensors_entry *e = te_safetensors_find(f, p->have.values.items[i].name);
+        const te_safetensors_entry *e = te__ckpt_find(files, p->have.values.items[i].name);
         const te_tensor *x = p->have.values.items[i].tensor;
         char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
         if (te__is_float(e->dtype) && e->ndim == x->ndim &&
@@ -300,19 +168,24 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
                     e->name, te_dtype_name(e->dtype), te__dims_text(e->ndim, e->shape, a), te__shape_text(x, b));
         return TE_ERR_SHAPE;
     }
-    for (i = 0; i < te_safetensors_count(f); i++) {
-        const te_safetensors_entry *e = te_safetensors_at(f, i);
+    for (i = 0; i < files->num_entries; i++) {
+        const te_safetensors_entry *e = files->entry[i];
         bool state = te__starts_with(e->name, "optimizer/");
         te_safetensors_item key;
+        te__ckpt_slice slice;
+        int k;
         key.name = e->name;
         key.tensor = NULL;
-        int k;
+        slice.name = (char *)(uintptr_t)e->name;
         if (state ? !opt : !m) continue; /* the caller did not ask for this part */
         for (k = 0; k < p->have.values.n && strcmp(p->have.values.items[k].name, e->name) != 0; k++) {
         }
         if (k < p->have.values.n) continue;
         if (p->have.items.n &&
             bsearch(&key, p->have.items.items, (size_t)p->have.items.n, sizeof(key), te__ckpt_by_name))
+            continue;
+        if (p->have.num_slices &&
+            bsearch(&slice, p->have.slices, (size_t)p->have.num_slices, sizeof(slice), te__ckpt_by_slice))
             continue;
         if (!state && (te__ckpt_passes_over(m, e->name) || te__ckpt_take_fresh(p, m, e))) continue;
         if (unused++ == 0) first = e->name;
@@ -335,30 +208,66 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
     return te_error_code(te);
 }
 
-static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer *opt) {
+/* Reads the slices of this rank. */
+static te_result te__ckpt_read_slices(te__ckpt *c) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < c->num_slices && result == TE_OK; i++) {
+        const te__ckpt_slice *x = &c->slices[i];
+        if (te__numel(x->tensor)) result = te__ckpt_read_range(c->file, x->name, x->from, x->tensor);
+        if (result != TE_OK || !x->value) continue;
+        if (x->value->param->quantized) result = te__ckpt_move_codes(x, true);
+        x->value->version =
+            x->value->param->quantized ? te__param_version(x->value->param) : x->value->version + 1;
+        x->value->written_at = ++c->te->writes;
+    }
+    return result;
+}
+/* Writes the values of quantized weights that the file has in high precision. A sharded weight is gathered for it. */
+static te_result te__ckpt_start_values(te__ckpt_plan *p) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < p->have.values.n && result == TE_OK; i++) {
+        te_tensor *x = (te_tensor *)p->have.values.items[i].tensor;
+        if (x->moves) result = te__shards_gather(x->shard->set);
+        if (result == TE_OK) result = te__primary_start(x, p->value[i]);
+    }
+    for (i = 0; i < p->have.values.n && result == TE_OK; i++)
+        if (p->have.values.items[i].tensor->moves)
+            result = te__shards_scatter(p->have.values.items[i].tensor->shard->set);
+    return result;
+}
+
+static te_result te__ckpt_read(te__ckpt_plan *p, te_optimizer *opt) {
+    te__ckpt_files *files = p->have.file;
     te_ctx *te = p->have.te;
     te_result result = TE_OK;
     int i;
     /* Allocations come first, because they can be undone. */
-    if (!te__st_stage(f)) return TE_ERR_OUT_OF_MEMORY;
+    if (!te__ckpt_stage(files)) return TE_ERR_OUT_OF_MEMORY;
     p->value = (te_tensor **)te__alloc_zero(te, ((size_t)p->have.values.n + 1) * sizeof(te_tensor *));
     if (!p->value) return TE_ERR_OUT_OF_MEMORY;
     for (i = 0; i < p->have.values.n; i++) {
-        p->value[i] =
-            te_tensor_cast(te_safetensors_read(f, p->have.values.items[i].name), p->have.values.items[i].tensor->dtype);
+        const te_safetensors_item *x = &p->have.values.items[i];
+        p->value[i] = te_tensor_cast(te__ckpt_read_new(files, x->name), x->tensor->dtype);
         if (!p->value[i]) return te_error_code(te);
     }
     for (i = 0; i < p->num_fresh; i++) {
-        p->fresh[i].tensor = te_safetensors_read(f, p->fresh[i].entry);
+        p->fresh[i].tensor = te__ckpt_read_new(files, p->fresh[i].entry);
         if (!te_module_add_buffer(p->fresh[i].m, p->fresh[i].name, p->fresh[i].tensor)) {
             while (i > 0) te__module_remove_last(p->fresh[--i].m);
             return te_error_code(te);
         }
     }
-    for (i = 0; i < p->have.items.n && result == TE_OK; i++)
-        result = te_safetensors_read_into(f, p->have.items.items[i].name, (te_tensor *)p->have.items.items[i].tensor);
-    for (i = 0; i < p->have.values.n && result == TE_OK; i++)
-        result = te__primary_start((te_tensor *)p->have.values.items[i].tensor, p->value[i]);
+    for (i = 0; i < p->have.items.n && result == TE_OK; i++) {
+        const te_safetensors_item *x = &p->have.items.items[i];
+        if (te__is_contiguous(x->tensor))
+            result = te__ckpt_read_range(files, x->name, 0, (te_tensor *)x->tensor);
+        else
+            result = te_tensor_copy((te_tensor *)x->tensor, te__ckpt_read_new(files, x->name));
+    }
+    if (result == TE_OK) result = te__ckpt_read_slices(&p->have);
+    if (result == TE_OK) result = te__ckpt_start_values(p);
     for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
     if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr[0]);
@@ -373,24 +282,24 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
 
 TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt) {
     te__ckpt_plan p;
-    te_safetensors *f = NULL;
+    te__ckpt_files *f = NULL;
     te_result result;
     if (!te) return TE_ERR_STATE;
     memset(&p, 0, sizeof(p));
     te__frame_begin(te);
     result = te__ckpt_ready(&p.have, te, "te_model_load", path, m, opt);
-    if (result == TE_OK) f = te_safetensors_open(te, path);
+    if (result == TE_OK) f = te__ckpt_files_open(te, path);
     if (result == TE_OK && !f) result = te_error_code(te);
     p.have.file = f;
     if (result == TE_OK) result = te__ckpt_collect(&p.have, te, m, opt);
     if (result == TE_OK) result = te__ckpt_check(&p, f, m, opt);
-    if (result == TE_OK) result = te__ckpt_read(&p, f, opt);
+    if (result == TE_OK) result = te__ckpt_read(&p, opt);
     if (result == TE_OK) te__step_ends(te); /* te_clear_error must not restore the scales that were there before
                                              * loading */
     te__free(te, p.fresh);
     te__free(te, p.value);
     te__ckpt_close(&p.have);
-    te_safetensors_close(f);
+    te__ckpt_files_close(f);
     te__frame_end(te, NULL, 0);
     return result;
 }

@@ -198,6 +198,11 @@ static te_result te__opt_follow(te_optimizer *opt) {
         te__opt_param *p = &opt->params[i];
         const te__opt_state *master = &p->state[TE__OPT_MASTER];
         if (p->dtype != p->param->dtype) {
+            if (p->shard)
+                return te__fail(te, TE_ERR_STATE,
+                                "%s: parameter %s is sharded, and was cast from %s to %s; cast the model first, then "
+                                "make units and the optimizer",
+                                opt->cls->create, p->path, te_dtype_name(p->dtype), te_dtype_name(p->param->dtype));
             if (te->capture)
                 return te__refuse_capture(te, "the first te_optimizer_step after a cast of its parameters",
                                           "make it before te_graph_begin");

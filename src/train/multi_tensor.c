@@ -39,19 +39,30 @@ TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, 
 typedef struct te__grad_list {
     te_ctx *te;
     te_tensor **grads;
-    int num, cap;
+    te__shard **shards; /* shards[i]: grads[i] is this rank's slice; or NULL */
+    int num, cap, cap_shards;
+    bool sharded;
 } te__grad_list;
 static bool te__grad_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te__grad_list *l = (te__grad_list *)user;
     te_tensor *grad;
     int i;
-    (void)m, (void)path;
+    (void)m;
     if (kind != TE_ENTRY_PARAMETER) return true;
-    if (te__main_or_grad(x, &grad) != TE_OK) return false;
+    if (x->shard && te_tensor_grad(x) && !l->te->warming)
+        return te__not_ok(l->te, TE_ERR_STATE,
+                          "te_clip_grad_norm: parameter %s is sharded, and its gradient was not exchanged: "
+                          "requires_gradient_sync of unit \"%s\" was false in the last backward pass",
+                          path, x->shard->set->name);
+    if (x->shard) grad = x->var ? x->var->shard_grad : NULL;
+    else if (te__main_or_grad(x, &grad) != TE_OK) return false;
     for (i = 0; i < l->num; i++)
         if (l->grads[i] == grad) return true;
     if (!grad) return true;
     if (!te__grow(l->te, (void **)&l->grads, &l->cap, l->num, sizeof(te_tensor *))) return false;
+    if (!te__grow(l->te, (void **)&l->shards, &l->cap_shards, l->num, sizeof(te__shard *))) return false;
+    l->sharded = l->sharded || x->shard;
+    l->shards[l->num] = x->shard;
     l->grads[l->num++] = grad;
     return true;
 }
@@ -74,7 +85,8 @@ TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
     norm.tensors = (const te_tensor *const *)l.grads;
     norm.num_tensors = l.num;
     norm.max_norm = max_norm;
-    if (result == TE_OK) result = te_op_l2norm(l.te, &norm);
+    if (l.sharded) result = te__shards_l2norm(l.te, &norm, l.shards, result);
+    else if (result == TE_OK) result = te_op_l2norm(l.te, &norm);
     scale.in = (const te_tensor *const *)l.grads;
     scale.out = l.grads;
     scale.num_tensors = l.num;
@@ -82,5 +94,6 @@ TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
     scale.scale_device = norm.clip;
     if (result == TE_OK) result = te_op_multi_scale(l.te, &scale);
     te__free(l.te, l.grads);
+    te__free(l.te, l.shards);
     return te__frame_return(l.te, result == TE_OK ? norm.norm : NULL);
 }

@@ -9,7 +9,7 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
     te__opt_param *p;
     (void)m;
     if (kind != TE_ENTRY_PARAMETER || !x->requires_grad || te__opt_find(opt, x)) return true;
-    if (x->quantized ? !x->quantized->quantizer : !x->buffer || !te__is_contiguous(x))
+    if (x->quantized ? !x->quantized->quantizer : (!x->buffer && !x->shard) || !te__is_contiguous(x))
         return te__not_ok(
             te, TE_ERR_INVALID,
             "%s: parameter %s is %s; a plain contiguous tensor, or a quantized one that has its quantizer, is needed",
@@ -22,11 +22,15 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
             te, TE_ERR_INVALID,
             "%s: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters",
             opt->cls->create, path);
+    if (x->shard && !te__opt_may_shard(opt, path)) return false;
     if (!te__grow(te, (void **)&opt->params, &opt->cap_params, opt->num_params, sizeof(te__opt_param))) return false;
     p = &opt->params[opt->num_params++];
     memset(p, 0, sizeof(*p));
     p->path = te__copy_string(te, path);
     p->param = te_tensor_retain(x);
+    p->shard = x->shard;
+    if (p->shard) p->shard->refs++;
+    opt->sharded = opt->sharded || p->shard;
     if (!p->path) return false;
     return te__opt_make_all(opt, p) == TE_OK;
 }
@@ -41,6 +45,7 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
         te__free(te, p->path);
+        te__shard_release(te, p->shard);
         te_tensor_release(p->param);
         for (k = 0; k < TE__OPT_STATES; k++) te__opt_state_close(&p->state[k]);
     }
@@ -55,6 +60,7 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te__free(te, opt->order);
     te__free(te, opt->flags);
     te__free(te, (void *)opt->grads);
+    te__free(te, opt->shards);
     te__free(te, opt->params);
     te__free(te, opt);
 }
@@ -111,7 +117,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt
         opt->list = te__alloc_zero(te, (size_t)opt->num_params * opt->entry_size);
         opt->order = (int *)te__alloc_zero(te, (size_t)opt->num_params * sizeof(int));
         opt->grads = (const te_tensor **)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te_tensor *));
-        ok = opt->list && opt->order && opt->grads;
+        opt->shards = (te__shard **)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te__shard *));
+        ok = opt->list && opt->order && opt->grads && opt->shards;
     }
     te__frame_end(te, NULL, 0);
     if (ok) return opt;
@@ -135,18 +142,53 @@ static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     *grad = main_grad;
     return TE_OK;
 }
-static te_result te__opt_grad(const te_optimizer *opt, te_tensor *param, te_tensor **grad) {
+static te_result te__opt_shard_grad(const te_optimizer *opt, const te__opt_param *p, te_tensor **grad) {
+    te_tensor *x = p->param, *whole = te_tensor_decoupled_grad(x);
+    *grad = NULL;
+    if (x->shard != p->shard)
+        return te__fail(opt->te, TE_ERR_STATE,
+                        "te_optimizer_step: the unit of parameter %s was %s; make the optimizer after the units",
+                        p->path, x->shard ? "made anew" : "taken back");
+    if (opt->options.use_decoupled_grad) {
+        *grad = whole ? te__shard_of_whole(p->shard, whole) : NULL;
+        return whole && !*grad ? te_error_code(opt->te) : TE_OK;
+    }
+    if (te_tensor_grad(x) && opt->te->warming) { /* a warm-up exchanges nothing */
+        *grad = te__shard_of_whole(p->shard, te_tensor_grad(x));
+        return *grad ? TE_OK : te_error_code(opt->te);
+    }
+    if (te_tensor_grad(x))
+        return te__fail(opt->te, TE_ERR_STATE,
+                        "te_optimizer_step: parameter %s is sharded, and its gradient was not exchanged: "
+                        "requires_gradient_sync of unit \"%s\" was false in the last backward pass; set it before that "
+                        "pass (te_model_set_requires_grad_sync)",
+                        p->path, p->shard->set->name);
+    *grad = x->var ? x->var->shard_grad : NULL;
+    return TE_OK;
+}
+static te_result te__opt_grad(const te_optimizer *opt, const te__opt_param *p, te_tensor **grad) {
+    te_tensor *param = p->param;
+    if (p->shard || param->shard)
+        return p->shard ? te__opt_shard_grad(opt, p, grad)
+                        : te__fail(opt->te, TE_ERR_STATE,
+                                   "te_optimizer_step: parameter %s was sharded by unit \"%s\" after the optimizer was "
+                                   "made; make the optimizer after the units",
+                                   p->path, param->shard->set->name);
     if (!opt->options.use_decoupled_grad) return te__main_or_grad(param, grad);
     *grad = te_tensor_decoupled_grad(param);
     return TE_OK;
 }
 
 static void te__opt_forget(const te_optimizer *opt, te_tensor *param) {
-    te_tensor *grad = opt->options.use_decoupled_grad ? te_tensor_decoupled_grad(param) : te_tensor_grad(param);
+    const bool decoupled = opt->options.use_decoupled_grad;
+    te_tensor *grad = decoupled       ? te_tensor_decoupled_grad(param)
+                      : !param->shard ? te_tensor_grad(param)
+                      : param->var    ? param->var->shard_grad
+                                      : NULL;
     if (opt->options.zero_grads && grad) te_tensor_fill(grad, 0.0);
-    else if (opt->options.use_decoupled_grad) te_tensor_set_decoupled_grad(param, NULL);
+    else if (decoupled) te_tensor_set_decoupled_grad(param, NULL);
     else te_tensor_zero_grad(param);
-    if (!opt->options.use_decoupled_grad && te_tensor_main_grad(param)) te_tensor_fill(te_tensor_main_grad(param), 0.0);
+    if (!decoupled && te_tensor_main_grad(param)) te_tensor_fill(te_tensor_main_grad(param), 0.0);
 }
 
 /* Returns true if the optimizer `user` has a parameter of the module whose scaling state is `owner`. te__deferred_take
@@ -195,9 +237,12 @@ static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matric
         bool stale;
         if (p->group != group) continue;
         if (!all && (p->param->ndim >= 2) != matrices) continue;
-        result = te__opt_grad(opt, p->param, &grad);
+        result = te__opt_grad(opt, p, &grad);
         if (result != TE_OK) return result;
         if (!grad) continue;
+        if (opt->te->capture && p->shard)
+            return te__refuse_capture(opt->te, "te_optimizer_step of sharded parameters",
+                                      "step outside of graphs, or leave te_data_parallel_desc.shard 0");
         if (opt->te->capture && te__opt_grad_moves(p->param, grad))
             return te__refuse_capture(
                 opt->te, "te_optimizer_step with a gradient from before, which will be elsewhere next time",
@@ -214,6 +259,7 @@ static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matric
         }
         p->listed = true;
         opt->grads[*n] = grad;
+        opt->shards[*n] = p->shard;
         opt->order[*n] = i;
         ++*n;
     }
@@ -268,7 +314,7 @@ static void te__opt_after(te_graph *g, void *owner, void *data) {
     int i;
     (void)g;
     for (i = 0; i < opt->num_params; i++)
-        if (listed[i] || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
+        if (listed[i] || opt->params[i].untouched) opt->params[i].version = te__value_version(opt->params[i].param);
     opt->steps += s->steps;
     opt->clipped = opt->clip != NULL;
     opt->skips.pending = s->scaled || (opt->skips.pending && !s->counts);
@@ -381,7 +427,12 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
         norm.max_norm = opt->options.max_grad_norm;
         norm.inv_scale = inv_scale;
         norm.found_inf = inv_scale ? opt->skips.found : NULL;
-        result = norm.norm ? te_op_l2norm(te, &norm) : te_error_code(te);
+        result = norm.norm ? TE_OK : te_error_code(te);
+        if (opt->sharded) {
+            result = te__shards_l2norm(te, &norm, opt->shards, result);
+            opt->told = result != TE_OK;
+        } else if (result == TE_OK)
+            result = te_op_l2norm(te, &norm);
     }
     if (result == TE_OK && opt->clip && inv_scale) {
         te_tensor *both = te__empty_1d(te, TE_F32, 1);
@@ -415,8 +466,10 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     te_result result;
     bool split, skipped = false;
     int i, n = 0, decayed;
+    opt->told = false;
     result = te__opt_follow(opt);
-    if (result != TE_OK) return result;
+    if (result == TE_OK) result = te__opt_scatter(opt);
+    if (result != TE_OK) return opt->sharded ? te__opt_publish(opt, NULL, result) : result;
     split = opt->options.decay_matrices_only && te__opt_decays(opt);
     for (i = 0; i < opt->num_params; i++) {
         opt->params[i].listed = false;
@@ -443,12 +496,13 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL);
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
     if (result == TE_OK) result = te__opt_requantize(opt, step.found_inf);
+    if (opt->sharded) result = te__opt_publish(opt, step.found_inf, result);
     /* Records the versions of the parameters, so that the next step does not copy the parameters to their masters.
      * Masters match the parameters even after a failed step. An `untouched` parameter has a new version too if it
      * shares memory with a stepped parameter. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched)
-            opt->params[i].version = te__param_version(opt->params[i].param);
+            opt->params[i].version = te__value_version(opt->params[i].param);
     opt->skips.unscaled = false;
     if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients unchanged */
     if (captured) {
@@ -557,15 +611,16 @@ TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_te
     te_tensor *out;
     if (!opt) return NULL;
     s = te__opt_named_state(opt, param, state_name, "te_optimizer_get_unscaled_state", &p);
-    out = s ? te__empty_like(p->param, TE_F32) : NULL;
+    out = s ? te__own_empty(p->param, TE_F32) : NULL;
     if (!out) return NULL;
-    return te__checked(out, te__opt_is_remainders(s) ? te__opt_remainders(p->param, s, out, false)
+    return te__checked(out, te__opt_is_remainders(s) ? te__opt_remainders(te__own_value(p->param), s, out, false)
                                                      : te__opt_unscale(s, out));
 }
 TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name,
                                                const te_tensor *unscaled_state) {
     static const char function[] = "te_optimizer_set_scaled_state";
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    int64_t own[TE_MAX_DIMS];
     te__opt_param *p;
     te__opt_state *s;
     te_result result;
@@ -576,14 +631,17 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
     if (result == TE_OK && unscaled_state->dtype != TE_F32)
         result = te__fail(opt->te, TE_ERR_DTYPE, "%s: unscaled_state is %s; f32 is needed", function,
                           te_dtype_name(unscaled_state->dtype));
-    if (result == TE_OK && !te__same_shape(param, unscaled_state))
-        result = te__fail(opt->te, TE_ERR_SHAPE, "%s: unscaled_state is %s and the parameter %s", function,
-                          te__shape_text(unscaled_state, a), te__shape_text(param, b));
+    if (result == TE_OK && (unscaled_state->ndim != te__own_shape(param, own) ||
+                            memcmp(unscaled_state->shape, own, (size_t)unscaled_state->ndim * sizeof(int64_t)) != 0))
+        result = te__fail(opt->te, TE_ERR_SHAPE, "%s: unscaled_state is %s and the %s %s", function,
+                          te__shape_text(unscaled_state, a),
+                          param->shard ? "slice of the parameter on this rank" : "parameter",
+                          te__dims_text(te__own_shape(param, own), own, b));
     if (result != TE_OK) return result;
     te__frame_begin(opt->te);
     if (te__opt_is_remainders(s)) {
-        result = te__opt_remainders(p->param, s, (te_tensor *)unscaled_state, true);
-        p->version = te__param_version(p->param);
+        result = te__opt_set_remainders(p, (te_tensor *)unscaled_state);
+        p->version = te__value_version(p->param);
     } else
         result = te__opt_store(s, unscaled_state);
     te__frame_end(opt->te, NULL, 0);
@@ -592,9 +650,9 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
     return result;
 }
 
-/* The type of a function that is called with each optimizer state and its name in a checkpoint. It returns false to
- * stop. */
-typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tensor);
+/* The type of a function that is called with each optimizer state and its name in a checkpoint. `shard`: the tensor has
+ * the state of this rank's slice of a parameter; or NULL. The function returns false to stop. */
+typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tensor, te__shard *shard);
 static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, void *user) {
     char name[640];
     int i, k;
@@ -604,12 +662,12 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
             const te__opt_state *s = &opt->params[i].state[k];
             snprintf(name, sizeof(name), "optimizer/%s.%s", opt->params[i].path,
                      opt->cls->state[k] ? opt->cls->state[k] : "");
-            if (s->x && !visit(user, name, s->x)) return false;
+            if (s->x && !visit(user, name, s->x, opt->params[i].shard)) return false;
             snprintf(name, sizeof(name), "optimizer/%s.%s_scale", opt->params[i].path,
                      opt->cls->state[k] ? opt->cls->state[k] : "");
-            if (s->scale && !visit(user, name, s->scale)) return false;
+            if (s->scale && !visit(user, name, s->scale, NULL)) return false;
         }
-    return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
+    return !opt || !opt->started || visit(user, "optimizer/started", opt->started, NULL);
 }
 /* Prepares the states for saving. Updates masters that are older than their parameters, because a loaded master counts
  * as equal to its parameter. Copies the flags `started` to their tensor. */
@@ -641,7 +699,7 @@ static te_result te__optimizer_restored(te_optimizer *opt, int64_t steps, float 
     opt->options.lr = lr;
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
-        p->version = te__param_version(p->param);
+        p->version = te__value_version(p->param);
         p->behind = false;
         p->started = opt->flags ? opt->flags[i] != 0 : steps > 0;
     }

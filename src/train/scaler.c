@@ -97,7 +97,7 @@ static te_result te__scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
     if (result == TE_OK) result = te__skips_count(opt, NULL, false);
     for (i = 0; i < opt->num_params && result == TE_OK; i++) {
         te_tensor *grad;
-        result = te__opt_grad(opt, opt->params[i].param, &grad);
+        result = te__opt_grad(opt, &opt->params[i], &grad);
         if (result != TE_OK || !grad) continue;
         if (grad->dtype == TE_F16)
             return te__fail(s->te, TE_ERR_DTYPE,
@@ -105,6 +105,7 @@ static te_result te__scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
                             "scale; te_grad_scaler_step unscales inside of the step: "
                             "leave this call out, or train parameters in f32",
                             opt->params[i].path);
+        opt->shards[n] = opt->params[i].shard;
         opt->grads[n++] = grad;
     }
     args.in = opt->grads;
@@ -113,7 +114,8 @@ static te_result te__scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
     args.scale = 1.0f;
     args.scale_device = s->inv_scale;
     args.found_inf = opt->skips.found;
-    return result == TE_OK ? te_op_multi_scale(s->te, &args) : result;
+    if (result == TE_OK) result = te_op_multi_scale(s->te, &args);
+    return opt->sharded ? te__shards_max(opt->skips.found, opt->shards, n, result) : result;
 }
 TE_API te_result te_grad_scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
     te_result result = te__scaler_ready(s, opt, "te_grad_scaler_unscale");

@@ -23,9 +23,11 @@ enum { TE__OPT_FIRST, TE__OPT_SECOND, TE__OPT_MASTER, TE__OPT_STATES };
 typedef struct te__opt_param {
     char *path;       /* from the module for which the optimizer was made */
     te_tensor *param; /* retained */
+    te__shard *shard; /* how ranks shared the parameter when its states were made (a reference), or NULL. With it,
+                       * states and gradients are those of this rank's slice */
     te_dtype dtype;   /* format of the parameter when its states were made */
     te__opt_state state[TE__OPT_STATES];
-    uint64_t version; /* what te__param_version returned when the master was last made equal to the parameter */
+    uint64_t version; /* what te__value_version returned when the master was last made equal to the parameter */
     bool behind;      /* the master does not have the value of the parameter yet; the next step or graph launch
                        * copies the value */
     bool listed;      /* takes part in the current step */
@@ -109,6 +111,9 @@ struct te_optimizer {
     size_t entry_size;
     int *order;      /* [num_params]: the indices of the parameters that take part in a step */
     const te_tensor **grads; /* [num_params], in the order of `order` */
+    te__shard **shards;      /* [num_params], in the order of `order`: NULL for a parameter that is not sharded */
+    bool sharded;            /* a parameter is sharded */
+    bool told;               /* the ranks of sharded parameters know already that this step has failed */
     te_tensor *norm, *clip;  /* f32 [1] each: the norm of the gradients, and the clipping factor; NULL without
                               * clipping */
     te_tensor *started;      /* u8 [num_params]: a copy of the flags `started` of all parameters, for saving and
@@ -122,12 +127,13 @@ struct te_optimizer {
 
 static bool te__opt_is_scaled(te_dtype dtype) { return dtype == TE_F16 || dtype == TE_F8E4M3; }
 
-/* Allocates the tensors of a state with as many elements as `like`. The elements are zero if `zeros` is true, else
+/* Allocates the tensors of a state of the parameter `like`. The elements are zero if `zeros` is true, else
  * uninitialised. */
 static bool te__opt_state_make(te__opt_state *s, te_dtype dtype, bool scaled, bool zeros, const te_tensor *like) {
-    const int64_t one[1] = {1}, pairs[2] = {te__numel(like), 2};
-    const int ndim = dtype == TE_U8 ? 2 : like->ndim;
-    const int64_t *shape = dtype == TE_U8 ? pairs : like->shape;
+    const int64_t one[1] = {1}, pairs[2] = {like->shard ? like->shard->length : te__numel(like), 2};
+    int64_t own[TE_MAX_DIMS];
+    const int own_ndim = te__own_shape(like, own), ndim = dtype == TE_U8 ? 2 : own_ndim;
+    const int64_t *shape = dtype == TE_U8 ? pairs : own;
     s->x = te_tensor_retain(zeros ? te_tensor_zeros(like->te, dtype, ndim, shape)
                                   : te_tensor_empty(like->te, dtype, ndim, shape));
     if (scaled) s->scale = te_tensor_retain(te_tensor_full(like->te, TE_F32, 1, one, 1.0));
@@ -142,7 +148,7 @@ static void te__opt_state_close(te__opt_state *s) {
 static bool te__opt_is_remainders(const te__opt_state *s) { return s->x && s->x->dtype == TE_U8; }
 
 /* Returns true if the parameter was written after its value was last copied to the master. */
-static bool te__opt_is_stale(const te__opt_param *p) { return p->version != te__param_version(p->param); }
+static bool te__opt_is_stale(const te__opt_param *p) { return p->version != te__value_version(p->param); }
 
 /* Writes x * scale, a number on the device, to `out`. */
 static te_result te__times_into(te_tensor *out, const te_tensor *x, const te_tensor *scale) {
@@ -205,24 +211,36 @@ static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, te_tenso
 
 /* ---- masters ---- */
 
+/* Returns this rank's part of the value of a parameter that is stored quantized, f32. If its unit keeps slices alone,
+ * all ranks must call it. */
+static te_tensor *te__opt_decoded(te_tensor *x) {
+    te__shard_set *set = x->shard ? x->shard->set : NULL;
+    const bool gathers = set && !te__shards_are_whole(set);
+    te_tensor *whole = !gathers || te__shards_gather(set) == TE_OK ? te__quant_value(x, TE_F32) : NULL;
+    if (gathers && whole) te__shards_drop(set);
+    return whole && x->shard ? te__shard_of_whole(x->shard, whole) : whole;
+}
 /* Copies the value of a parameter to its master. Called when the optimizer is made, and after other code has written
  * the parameter. */
 static te_result te__opt_take_master(te__opt_param *p) {
     te_ctx *te = p->param->te;
-    te_tensor *value = p->param;
+    te_tensor *value = NULL;
     te_result result;
     te__frame_begin(te);
-    if (p->param->quantized && te__primary_has_start(p->param)) { /* take the value from before quantization */
-        value = te__empty_like(p->param, p->param->dtype);
-        if (value && te_tensor_copy_from_host(value, p->param->quantized->init_value) != TE_OK) value = NULL;
-    } else if (p->param->quantized)
-        value = te__quant_value(p->param, TE_F32);
+    if (!p->param->quantized) value = te__own_value(p->param);
+    else if (te__primary_has_start(p->param)) { /* take the value from before quantization */
+        const char *start = (const char *)p->param->quantized->init_value;
+        value = te__own_empty(p->param, p->param->dtype);
+        if (p->shard) start += p->shard->start * te__dtype_size(p->param->dtype);
+        if (value && te_tensor_copy_from_host(value, start) != TE_OK) value = NULL;
+    } else
+        value = te__opt_decoded(p->param);
     if (!value) result = te_error_code(te);
     else if (te__opt_is_remainders(&p->state[TE__OPT_MASTER])) result = te_tensor_fill(p->state[TE__OPT_MASTER].x, 0.0);
     else result = te__opt_store(&p->state[TE__OPT_MASTER], value);
     te__frame_end(te, NULL, 0);
     if (result == TE_OK) {
-        p->version = te__param_version(p->param);
+        p->version = te__value_version(p->param);
         p->behind = false;
     }
     return result;
@@ -245,13 +263,17 @@ static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
         const te_tensor *x = opt->params[i].param;
-        if (opt->params[i].listed && x->quantized && x->dtype != TE_F32 && te__opt_shares_value(x))
+        if (opt->params[i].listed && x->quantized && !x->shard && x->dtype != TE_F32 && te__opt_shares_value(x))
             most = te__max(most, (int64_t)te_tensor_bytes(x));
     }
     if (most >= 0 && !(room = te__empty_1d(te, TE_U8, most))) return te_error_code(te);
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
         if (!p->listed || !p->param->quantized) continue;
+        if (p->shard) { /* te__opt_publish quantizes the slice */
+            p->stepped = p->value = p->state[TE__OPT_MASTER].x;
+            continue;
+        }
         p->stepped = p->state[TE__OPT_MASTER].scale ? te__empty_like(p->param, TE_F32) : p->state[TE__OPT_MASTER].x;
         if (p->param->dtype == TE_F32)
             p->value = p->stepped;
@@ -276,7 +298,7 @@ static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_in
     int i;
     for (i = 0; i < opt->num_params && result == TE_OK; i++) {
         te__opt_param *p = &opt->params[i];
-        if (!p->listed || !p->param->quantized) continue;
+        if (!p->listed || !p->param->quantized || p->shard) continue;
         te__frame_begin(opt->te);
         if (p->value != p->stepped) result = te_tensor_copy(p->value, p->stepped);
         if (result == TE_OK) result = te__primary_assign(p->param, p->value, found_inf);
@@ -286,7 +308,9 @@ static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_in
 }
 /* te__opt_entry_param returns the tensor that the optimizer's operation updates for parameter p. te__opt_entry_master
  * returns the state that holds the master of this tensor. If the tensor has no master, the state's `x` is NULL. */
-static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
+static te_tensor *te__opt_entry_param(const te__opt_param *p) {
+    return p->param->quantized ? p->stepped : te__own_value(p->param);
+}
 static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;
     return p->param->quantized && !p->state[TE__OPT_MASTER].scale ? &none : &p->state[TE__OPT_MASTER];

@@ -1,0 +1,190 @@
+/* test_shard_files.c: ranks with sharded units write a checkpoint together, as a set of files, and it opens in any
+ * layout. */
+#define _GNU_SOURCE
+#include "shards.h"
+#include <dirent.h>
+#include <unistd.h>
+
+typedef struct file_case {
+    shard_case c;
+    te_shard shard;        /* of the ranks that write */
+    const char *set, *one; /* what they write; and the same by one rank whose model is whole */
+} file_case;
+
+/* Each rank trains a model that is sharded and one that is whole, and they are saved. */
+static void write_rank(rank_state *s) {
+    const file_case *f = (const file_case *)s->arg;
+    te_module *m = make_model(s->te, &f->c), *whole = make_model(s->te, &f->c);
+    make_units(s, m, &f->c, f->shard);
+    make_units(s, whole, &f->c, TE_SHARD_NONE);
+    te_optimizer *opt = make_optimizer(s->te, m, &f->c), *adam = make_optimizer(s->te, whole, &f->c);
+    const te_metadata note_of = {"note", "two steps"};
+    for (int step = 0; step < 2; step++)
+        EXPECT(s,
+               run_step(s, m, opt, &f->c, step, NULL) == TE_OK && run_step(s, whole, adam, &f->c, step, NULL) == TE_OK);
+    for (int again = 0; again < 2; again++)
+        EXPECT(s, te_model_save(s->te, f->set, m, opt, &note_of, 1) == TE_OK); /* the second replaces the first */
+    if (s->rank == 0) EXPECT(s, te_model_save(s->te, f->one, whole, adam, &note_of, 1) == TE_OK);
+    expect_same(s, m, whole, 0);
+    te_optimizer_destroy(opt);
+    te_optimizer_destroy(adam);
+    te_module_destroy(m);
+    te_module_destroy(whole);
+}
+/* Both checkpoints give the same model and states in every layout, and training goes on alike. */
+static void read_rank(rank_state *s) {
+    const file_case *f = (const file_case *)s->arg;
+    char text[32];
+    EXPECT(s, te_barrier(s->group) == TE_OK && te_model_metadata(s->te, f->set, "note", text, sizeof text) == TE_OK &&
+                  !strcmp(text, "two steps"));
+    for (int shard = TE_SHARD_NONE; shard <= TE_SHARD_PARAMETERS; shard++)
+        for (int of_set = 0; of_set < 2; of_set++) {
+            te_module *m = make_model(s->te, &f->c), *whole = make_model(s->te, &f->c);
+            if (shard == TE_SHARD_NONE && !of_set) {
+                te_module_destroy(m);
+                te_module_destroy(whole);
+                continue;
+            }
+            make_units(s, m, &f->c, (te_shard)shard);
+            make_units(s, whole, &f->c, TE_SHARD_NONE);
+            te_optimizer *opt = make_optimizer(s->te, m, &f->c), *adam = make_optimizer(s->te, whole, &f->c);
+            te_seed(s->te, 77);
+            EXPECT(s, te_model_load(s->te, of_set ? f->set : f->one, m, opt) == TE_OK &&
+                          te_model_load(s->te, f->one, whole, adam) == TE_OK);
+            EXPECT(s, te_optimizer_steps(opt) == 2 && te_optimizer_steps(adam) == 2);
+            expect_same(s, m, whole, 0);
+            expect_states(s, opt, m, adam, whole, 0);
+            EXPECT(s,
+                   run_step(s, m, opt, &f->c, 2, NULL) == TE_OK && run_step(s, whole, adam, &f->c, 2, NULL) == TE_OK);
+            expect_same(s, m, whole, 0);
+            te_optimizer_destroy(opt);
+            te_optimizer_destroy(adam);
+            te_module_destroy(m);
+            te_module_destroy(whole);
+        }
+}
+/* The files in the folder of a path whose names begin with its name. */
+static int files_of(const char *path) {
+    char folder[1024];
+    const char *name = strrchr(path, '/') + 1;
+    int n = 0;
+    snprintf(folder, sizeof folder, "%.*s", (int)(name - path), path);
+    DIR *dir = opendir(folder);
+    for (struct dirent *e = readdir(dir); e; e = readdir(dir)) n += strncmp(e->d_name, name, strlen(name)) == 0;
+    closedir(dir);
+    return n;
+}
+TE_TEST(shard_files_open_in_every_layout) {
+    static const int some[] = {1, 5, 6, 7, 8, 9}; /* bf16, and weights stored by each recipe */
+    for (int i = 0; i < COUNT(some); i++)
+        for (int shard = TE_SHARD_OPTIMIZER; shard <= TE_SHARD_PARAMETERS; shard++) {
+            char set[512], one[512];
+            if (i > 2 && shard == TE_SHARD_OPTIMIZER) continue;
+            snprintf(set, sizeof set, "%s", test_path("set.safetensors"));
+            snprintf(one, sizeof one, "%s", test_path("one.safetensors"));
+            const file_case f = {{.num = &numbers[some[i]], .width = 64, .inner = 96}, (te_shard)shard, set, one};
+            test_case("%s, shard %d", numbers[some[i]].name, shard);
+            run_ranks(3, write_rank, &f);
+            CHECK_EQ_INT(files_of(set), 3);
+            run_ranks(0, read_rank, &f); /* one rank without a group */
+            run_ranks(2, read_rank, &f);
+            if (i == 0) run_ranks(4, read_rank, &f);
+        }
+}
+TE_TEST(shard_files_of_other_states) {
+    const shard_case cases[] = {{.num = &numbers[1], .width = 13, .inner = 7, .remainders = true},
+                                {.num = &numbers[1], .width = 24, .inner = 40, .sgd = true},
+                                {.num = &numbers[6], .width = 40, .inner = 50, .frozen = true}};
+    for (int i = 0; i < COUNT(cases); i++) {
+        char set[512], one[512];
+        snprintf(set, sizeof set, "%s", test_path("set.safetensors"));
+        snprintf(one, sizeof one, "%s", test_path("one.safetensors"));
+        const file_case f = {cases[i], TE_SHARD_PARAMETERS, set, one};
+        test_case("case %d", i);
+        run_ranks(4, write_rank, &f);
+        run_ranks(0, read_rank, &f);
+        run_ranks(3, read_rank, &f);
+    }
+}
+
+/* ---- failures ---- */
+
+typedef struct broken_case {
+    const char *path, *of_rank_1;
+    te_result expected;
+} broken_case;
+/* Rank 1 cannot write: every rank fails, names it, and the checkpoint that was there stays. */
+static void unwritable_rank(rank_state *s) {
+    const broken_case *b = (const broken_case *)s->arg;
+    const shard_case c = {.num = &numbers[1], .width = 16, .inner = 24};
+    te_module *m = make_model(s->te, &c);
+    make_units(s, m, &c, TE_SHARD_PARAMETERS);
+    EXPECT(s, te_model_save(s->te, b->path, m, NULL, NULL, 0) == TE_OK);
+    te_result result = te_model_save(s->te, s->rank == 1 ? b->of_rank_1 : b->path, m, NULL, NULL, 0);
+    EXPECT(s, result != TE_OK && (s->rank == 1 || strstr(te_error(s->te), "rank 1")));
+    te_clear_error(s->te);
+    EXPECT(s, te_model_load(s->te, b->path, m, NULL) == TE_OK);
+    te_module_destroy(m);
+}
+TE_TEST(shard_files_survive_a_rank_that_cannot_write) {
+    char path[512], other[512];
+    snprintf(path, sizeof path, "%s", test_path("kept.safetensors"));
+    snprintf(other, sizeof other, "%s/no folder/kept.safetensors", test_path("nowhere"));
+    const broken_case b = {path, other, TE_ERR_IO};
+    run_ranks(3, unwritable_rank, &b);
+    CHECK_EQ_INT(files_of(path), 3);
+}
+
+static void one_set(rank_state *s) {
+    const shard_case c = {.num = &numbers[1], .width = 16, .inner = 24};
+    te_module *m = make_model(s->te, &c);
+    make_units(s, m, &c, TE_SHARD_OPTIMIZER);
+    EXPECT(s, te_model_save(s->te, (const char *)s->arg, m, NULL, NULL, 0) == TE_OK);
+    te_module_destroy(m);
+}
+static void part_of(const char *path, char *part, size_t size) {
+    const char *name = strrchr(path, '/') + 1;
+    char folder[1024];
+    snprintf(folder, sizeof folder, "%.*s", (int)(name - path), path);
+    DIR *dir = opendir(folder);
+    for (struct dirent *e = readdir(dir); e; e = readdir(dir))
+        if (strncmp(e->d_name, name, strlen(name)) == 0 && strcmp(e->d_name, name) != 0)
+            snprintf(part, size, "%s%s", folder, e->d_name);
+    closedir(dir);
+}
+TE_TEST(shard_files_that_are_damaged) {
+    te_ctx *te = test_context("cpu");
+    const shard_case c = {.num = &numbers[1], .width = 16, .inner = 24};
+    char path[512], part[2048] = "", moved[2100];
+    snprintf(path, sizeof path, "%s", test_path("damaged.safetensors"));
+    run_ranks(2, one_set, path);
+    te_scope_begin(te);
+    te_module *m = make_model(te, &c);
+    CHECK_EQ_INT(te_model_load(te, path, m, NULL), TE_OK);
+    part_of(path, part, sizeof part);
+    snprintf(moved, sizeof moved, "%s.away", part);
+    CHECK_EQ_INT(rename(part, moved), 0);
+    CHECK(te_model_load(te, path, m, NULL) != TE_OK);
+    CHECK_ERROR(te, TE_ERR_IO, ".1-of-2");
+    /* the other rank's file with a slice too few */
+    te_tensor *one = te_tensor_full(te, TE_BF16, SHAPE(8), 1);
+    te_safetensors_write(te, part, &(te_safetensors_item){"first.bias@16", one}, 1, NULL, 0);
+    CHECK(te_model_load(te, path, m, NULL) != TE_OK);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "and its slices have 32 bytes");
+    te_safetensors_write(te, part, &(te_safetensors_item){"block0.fc1_bias@33", one}, 1, NULL, 0);
+    CHECK(te_model_load(te, path, m, NULL) != TE_OK);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "begins at byte 33");
+    te_safetensors_write(te, part, &(te_safetensors_item){"first.bias", one}, 1, NULL, 0);
+    CHECK(te_model_load(te, path, m, NULL) != TE_OK);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "is no slice");
+    /* an index that names a file elsewhere, or a number that is none */
+    te_safetensors_write(te, path, &(te_safetensors_item){"x", one}, 1,
+                         (te_metadata[]){{"te.parts", "2"}, {"te.part.1", "../x"}}, 2);
+    CHECK(te_model_load(te, path, m, NULL) != TE_OK);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "the name of a file in the same folder");
+    te_safetensors_write(te, path, &(te_safetensors_item){"x", one}, 1, &(te_metadata){"te.parts", "-3"}, 1);
+    CHECK(te_model_load(te, path, m, NULL) != TE_OK);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "te.parts");
+    te_module_destroy(m);
+    te_scope_end(te);
+}

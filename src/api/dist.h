@@ -138,14 +138,15 @@ typedef struct te_nccl_group_desc {
  *   port    TE_DIST_PORT; else MASTER_PORT + 1, because torchrun listens on MASTER_PORT itself; else one of 20000 to
  *           29999 by the name of the job
  *   file    TE_DIST_FILE names a file that does not exist yet, on a disk that all ranks see: rank 0 writes host, port
- *           and a secret of its own into it, of mode 0600, and removes it when all ranks have come
+ *           and a secret of its own into it, of mode 0600, and removes it when all ranks have come. A secret that
+ *           all ranks know counts as well, and is not written
  *   secret  16 bytes or more that all ranks know: TE_DIST_SECRET, or the content of TE_DIST_SECRET_FILE, which must be
  *           the user's own and of mode 0600. Both ends of a connection prove that they know it (HMAC-SHA256 of numbers
  *           that the other end has chosen); it never travels. Later messages are neither signed nor encrypted. Without
  *           a secret or a file, rank 0 listens on 127.0.0.1 alone
  *
  * NCCL 2.18 or newer is opened when the call needs it: from TE_NCCL_PATH, else the system's folders, CUDA toolkits, and
- * Python packages (nvidia-nccl-cu13). Several ranks on one GPU need NCCL 2.32 and NCCL_MULTI_RANK_GPU_ENABLE=1.
+ * Python packages (nvidia-nccl-cu13). Several ranks on one GPU need NCCL 2.30 and NCCL_MULTI_RANK_GPU_ENABLE=1.
  *
  * Collectives are queued on the context's stream, in te_graph captures too. te_send may wait for its te_recv. Sums of
  * f16 and bf16 over more than two ranks are exchanged in f32, which takes twice the traffic. TE_DEBUG_SYNC=1 on all
@@ -153,10 +154,11 @@ typedef struct te_nccl_group_desc {
  *
  * When a rank dies, or its context is destroyed, all groups of the job end on the other ranks: kernels of NCCL are
  * stopped, and the next call or wait (te_synchronize, reading a tensor) gives TE_ERR_STATE with the rank, its process
- * and host. When a collective takes longer than `timeout_seconds`, with what is queued before it, it ends likewise, and
- * the error names the ranks that have not called it and their last calls. Numbers that were computed in between are not
- * valid. te_group_destroy on rank 0 waits until the other ranks have destroyed their groups, too, since they hear of
- * each other through it. Graphs that have collectives of the group cannot be launched after it.
+ * and host. A machine that loses its power is missed after two minutes. When a collective takes longer than
+ * `timeout_seconds`, with what is queued before it, it ends likewise, and the error names the ranks that have not
+ * called it and their last calls. Numbers that were computed in between are not valid. te_group_destroy on rank 0 waits
+ * until the other ranks have destroyed their groups, too, since they hear of each other through it. Graphs that have
+ * collectives of the group cannot be launched after it.
  *
  * TE_ERR_INVALID: variables or ranks that contradict each other; no host; a host that is not this machine, without a
  * secret. TE_ERR_LIBRARY: no NCCL, or an old one; the message lists what was tried. TE_ERR_UNSUPPORTED: a context on

@@ -61,7 +61,8 @@ struct te_thread_hub {
     char abort_text[TE__WHY_TEXT];
     int num_taken, num_left, first_left;
     bool closed;      /* true: te_thread_hub_destroy was called; the last rank to leave frees the hub */
-    bool owned;       /* made by te_group_split: the last rank to leave frees the hub */
+    int promised;     /* te_group_split has made the hub: ranks that have not left yet, or will not join after all; the
+                       * last of them frees the hub. 0: made by te_thread_hub_create */
     int arrived;      /* the number of ranks that have arrived at the current meeting */
     uint64_t meeting; /* the number of meetings so far; a change tells waiting ranks that all ranks have arrived */
     int forks;         /* the value of te__forks when the hub was created; a child of fork() has a larger one */

@@ -92,11 +92,20 @@ static inline bool te__launcher_wraps(const te__launcher *b, const te__launcher 
     return (a->agent && te__env(a->agent)) || (b == &te__launchers[TE__SLURM] && !a->agent);
 }
 
-/* Writes the first host of a list of Slurm's to `host`: "node[007-9,12],gpu1" gives node007. */
+/* Writes the first host of a list of Slurm's to `host`: "node[007-9,12],gpu1" gives node007, "r[1-2]n[3,4]-ib" gives
+ * r1n3-ib. */
 static inline void te__slurm_first_host(const char *list, char *host, size_t cap) {
-    size_t n = strcspn(list, ",["), more = 0;
-    if (list[n] == '[') more = strcspn(list + n + 1, ",-]");
-    snprintf(host, cap, "%.*s%.*s", (int)n, list, (int)more, list[n] == '[' ? list + n + 1 : "");
+    size_t n = 0;
+    while (*list && *list != ',' && n + 1 < cap) {
+        if (*list != '[') {
+            host[n++] = *list++;
+            continue;
+        }
+        for (list++; *list && !strchr(",-]", *list) && n + 1 < cap; list++) host[n++] = *list;
+        list += strcspn(list, "]");
+        list += *list == ']';
+    }
+    host[n] = 0;
 }
 
 /* Finds rank 0's host. */

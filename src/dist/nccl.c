@@ -22,7 +22,10 @@ typedef struct te__nccl_rank {
     bool told;  /* the context has been told that the group has failed */
     te__mutex mutex;
     te__nccl_comm *comm; /* NULL: not made yet, or ended */
-    bool ended;          /* the watcher has ended `comm` */
+    bool ended;          /* the watcher has taken `comm` away to end it */
+    te__thread ender;    /* ends it; runs if `ending` is not NULL */
+    te__nccl_comm *ending;
+    te__nccl_comm *born; /* NCCL writes a part's communicator here, perhaps until the group's own has been ended */
     /* Events after the collectives that perhaps have not passed yet: event[(first + i) % TE__NCCL_MARKS]. */
     void *event[TE__NCCL_MARKS];
     double queued[TE__NCCL_MARKS]; /* the times at which they were queued */
@@ -47,14 +50,21 @@ static te_result te__nccl_fail(te__nccl_rank *me, te_result code, const char *wh
     return te__fail(me->te, code, "%s: group \"%s\", rank %d of %d: %s", who, me->name, me->rank, me->size, why);
 }
 
-/* The watcher calls this: the group has failed, and what it is doing must end. */
+static void te__nccl_end_now(void *user) { te__nccl.CommAbort(((te__nccl_rank *)user)->ending); }
+
+/* The watcher calls this: the group has failed, and what it is doing must end. NCCL stops its kernels at once, but
+ * returns only when the graphs that have collectives of the group are destroyed. Neither the context's thread, which
+ * destroys them, nor the watcher, which has other groups to end, may wait for that: a thread of its own does. */
 static void te__nccl_stop(void *user) {
     te__nccl_rank *me = (te__nccl_rank *)user;
     te__mutex_lock(&me->mutex);
-    if (me->comm) te__nccl.CommAbort(me->comm);
+    me->ending = me->comm;
     me->comm = NULL;
     me->ended = true;
     te__mutex_unlock(&me->mutex);
+    if (!me->ending || te__thread_start(&me->ender, te__nccl_end_now, me)) return;
+    te__nccl_end_now(me);
+    me->ending = NULL;
 }
 
 /* The host has waited for the device. If the group has failed since, the numbers are not those of its collectives. */
@@ -117,16 +127,18 @@ static void te__nccl_pass(te__nccl_rank *me) {
  * watcher then sees the one before it. */
 static void te__nccl_mark(te__nccl_rank *me) {
     te_ctx *te = me->te;
+    int at = -1;
     if (!te_ctx_is_cuda(te) || te->capture) return;
     te__mutex_lock(&me->mutex);
     te__nccl_pass(me);
-    if (me->marks < TE__NCCL_MARKS) {
-        const int at = (me->first + me->marks) % TE__NCCL_MARKS;
-        if (te->device->event_record(te, me->event[at], NULL) == TE_OK) {
-            me->queued[at] = te__time_now();
-            me->marks++;
-        }
-    }
+    if (me->marks < TE__NCCL_MARKS) at = (me->first + me->marks) % TE__NCCL_MARKS;
+    te__mutex_unlock(&me->mutex);
+    /* Without the mutex: the driver waits here while its queue is full, and the watcher must be able to end the
+     * collective that keeps it full. The watcher takes marks away in front alone, so that the place stays. */
+    if (at < 0 || te->device->event_record(te, me->event[at], NULL) != TE_OK) return;
+    te__mutex_lock(&me->mutex);
+    me->queued[at] = te__time_now();
+    me->marks++;
     te__mutex_unlock(&me->mutex);
 }
 /* The watcher asks: since when has the device been in a collective? */
@@ -460,9 +472,11 @@ static void te__nccl_close(te__nccl_rank *me) {
             te__member_end(me->store, &me->member);
         }
         te__store_remove(me->store, &me->member);
+        if (me->ending) te__thread_join(&me->ender);
         te__nccl_comm_end(me); /* a group that has failed, and that the watcher has not reached */
+        if (me->born) te__nccl.CommAbort(me->born);
         for (i = 0; i < me->num_events; i++) te->device->event_destroy(te, me->event[i]);
-        if (--me->store->refs == 0) te__store_close(me->store, me->store->timeout);
+        if (--me->store->refs == 0) te__store_close(me->store, me->store->timeout, NULL);
     }
     te__mutex_free(&me->mutex);
     te__free(te, me->ranks);

@@ -148,22 +148,30 @@ static te__nccl_rank *te__nccl_part(te__nccl_rank *me, const int64_t *pairs, int
     return NULL;
 }
 
-/* Splits the communicator. `part` gets its own; NULL: this rank is in no part. */
+/* Splits the communicator. `part` gets its own; NULL: this rank is in no part. If the group ends meanwhile, NCCL may
+ * still write the part's communicator: it stays in `born`, and te__nccl_close ends it. */
 static te_result te__nccl_split_comm(te__nccl_rank *me, te__nccl_rank *part, int color, int key, const char *who) {
     te__nccl_config config = te__nccl_config_of();
     te__nccl_result code = TE__NCCL_IN_PROGRESS;
     te__nccl_comm *comm = NULL;
     te__mutex_lock(&me->mutex);
-    if (!me->ended) code = te__nccl.CommSplit(me->comm, part ? color : TE__NCCL_NO_COLOR, key, &comm, &config);
+    if (!me->ended) code = te__nccl.CommSplit(me->comm, part ? color : TE__NCCL_NO_COLOR, key, &me->born, &config);
     code = te__nccl_settle(me, &me->comm, code);
-    if (code == TE__NCCL_SUCCESS && comm) code = te__nccl_settle(me, &comm, TE__NCCL_IN_PROGRESS);
+    if (code == TE__NCCL_SUCCESS && me->born) code = te__nccl_settle(me, &me->born, TE__NCCL_IN_PROGRESS);
+    if (!me->ended) {
+        comm = me->born;
+        me->born = NULL;
+    }
     te__mutex_unlock(&me->mutex);
-    if (part) {
+    if (comm && part && code == TE__NCCL_SUCCESS) {
         te__mutex_lock(&part->mutex);
-        if (comm && (part->ended || code != TE__NCCL_SUCCESS)) te__nccl.CommAbort(comm);
-        else part->comm = comm;
+        if (!part->ended) {
+            part->comm = comm;
+            comm = NULL;
+        }
         te__mutex_unlock(&part->mutex);
     }
+    if (comm) te__nccl.CommAbort(comm);
     return code == TE__NCCL_SUCCESS ? TE_OK : te__nccl_failed(me, who, code);
 }
 
@@ -306,7 +314,12 @@ TE_API te_group *te_nccl_group_create(te_ctx *te, const te_nccl_group_desc *desc
     for (i = 0; ranks && i < place.size; i++) ranks[i] = i;
     me = te__nccl_rank_create(te, store, 1, place.rank, place.size, ranks, timeout);
     if (!me) {
-        if (store) te__store_close(store, 0.0); /* this rank is then gone for the others */
+        if (store) {
+            char why[TE__WHY_TEXT], name[TE__WHAT_TEXT];
+            snprintf(why, sizeof why, "%s failed in %s: %.700s", te__store_name(store, place.rank, name), who,
+                     te_error(te));
+            te__store_close(store, TE__LINGER_SECONDS, why);
+        }
         return NULL;
     }
     if (desc->name) me->name = desc->name;

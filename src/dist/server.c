@@ -142,7 +142,11 @@ static void te__server_accept(te__server *s) {
         char from[TE__PEER_TEXT];
         const int fd = te__net_accept(s->listener, from), oldest = te__server_oldest(s);
         te__peer *p;
-        if (fd < 0) return;
+        if (fd < 0) {
+            /* without a descriptor for it, the connection stays, and would end the next wait at once */
+            if (errno == EMFILE || errno == ENFILE) te__sleep(0.01);
+            return;
+        }
         if (oldest >= 0) {
             s->strangers++;
             te__server_drop(s, oldest);
@@ -529,7 +533,7 @@ static te__server *te__server_start(int size, int version, const te__text *secre
     int pair[2] = {-1, -1};
     te__facts me;
     te__peer *p;
-    bool fine = s != NULL;
+    bool fine = s != NULL, paired = false;
     *own = -1;
     if (fine) {
         s->size = size;
@@ -540,9 +544,10 @@ static te__server *te__server_start(int size, int version, const te__text *secre
         te__text_add(&s->secret, te__text_str(secret), secret->n);
         s->seats = (te__peer **)calloc((size_t)size, sizeof *s->seats);
         s->facts = (te__facts *)calloc((size_t)size, sizeof *s->facts);
-        fine = s->seats && s->facts && !s->secret.oom && te__net_pair(s->wake) && te__net_pair(pair);
+        fine = s->seats && s->facts && !s->secret.oom && te__net_pair(s->wake);
+        paired = fine && te__net_pair(pair);
     }
-    p = fine ? te__server_add(s, pair[0], TE__MESSAGE_BYTES) : NULL;
+    p = paired ? te__server_add(s, pair[0], TE__MESSAGE_BYTES) : NULL; /* which closes it if it fails */
     if (p) {
         te__facts_fill(&me, 0, size, version);
         te__server_seat(s, p, 0, &me);
@@ -553,7 +558,7 @@ static te__server *te__server_start(int size, int version, const te__text *secre
         return s;
     }
     te__text_put(why, "rank 0 has no memory, sockets or threads for the ranks' rendezvous");
-    if (!p) te__net_close(&pair[0]);
+    if (!paired) te__net_close(&pair[0]);
     te__net_close(&pair[1]);
     if (s) te__server_free(s);
     else te__net_close(&listener);

@@ -95,7 +95,8 @@ static bool te__store_secret(const char *given, te__text *secret, te__text *why)
     return false;
 }
 
-/* Writes the file of a rendezvous. */
+/* Writes the file of a rendezvous, with rank 0's half of the secret. A secret that all ranks know is the other half,
+ * and is never written to a disk. */
 static bool te__meeting_write(const te__meeting *at, const te__text *secret, int port, te__text *why) {
     te__text text = TE_ZERO;
     char host[256];
@@ -110,16 +111,16 @@ static bool te__meeting_write(const te__meeting *at, const te__text *secret, int
     te__text_free(&text);
     return fine;
 }
-/* Reads it: rank 0's host, port and secret. */
+/* Reads it: rank 0's host and port. Adds its half of the secret to `secret`. */
 static bool te__meeting_read(const te__meeting *at, char host[256], int *port, te__text *secret, te__text *why) {
     te__text text = TE_ZERO;
     char hex[129] = "", own[256];
     const size_t name = strlen(te__wire_name);
     bool fine = te__secret_read(at->file, 4096, &text, why);
     size_t i;
-    te__text_clear(secret);
     if (fine && (!te__starts_with(text.s, te__wire_name) ||
-                 sscanf(text.s + name, "%255s %d %128[0-9a-f]", host, port, hex) != 3 || strlen(hex) % 2 != 0)) {
+                 sscanf(text.s + name, "%255s %d %128[0-9a-f]", host, port, hex) != 3 || *port < 1 ||
+                 *port > 65535 || strlen(hex) % 2 != 0)) {
         te__text_printf(why, "%s is no rendezvous of te.h", at->file);
         fine = false;
     }
@@ -138,20 +139,25 @@ static bool te__meeting_read(const te__meeting *at, char host[256], int *port, t
 
 /* Rank 0: listens, and starts the server. Returns rank 0's own connection to it. */
 static int te__store_listen(te__store *s, const te__meeting *at, double deadline, te__text *why) {
-    te__text secret = TE_ZERO;
+    te__text secret = TE_ZERO, half = TE_ZERO;
     uint8_t made[32];
     const bool open = at->file || at->secret->n; /* others than this machine may come */
     int port = at->file ? 0 : at->port, own = -1, listener;
     bool fine = true;
     te__text_add(&secret, te__text_str(at->secret), at->secret->n);
-    if (at->file && !secret.n) {
+    if (at->file) {
         fine = te__random_bytes(made, sizeof made);
+        te__text_add(&half, (const char *)made, sizeof made);
         te__text_add(&secret, (const char *)made, sizeof made);
     }
     listener = fine ? te__net_listen(!open, &port, why) : -1;
     if (listener < 0) te__text_put(why, at->file ? "" : "; TE_DIST_PORT names another one, on all ranks");
-    if (listener >= 0 && at->file && !te__meeting_write(at, &secret, port, why)) te__net_close(&listener);
-    if (listener >= 0) s->server = te__server_start(at->size, at->version, &secret, listener, deadline, &own, why);
+    if (listener >= 0 && at->file && !te__meeting_write(at, &half, port, why)) te__net_close(&listener);
+    if (listener >= 0) {
+        s->server = te__server_start(at->size, at->version, &secret, listener, deadline, &own, why);
+        if (at->file && !s->server) te__file_remove(at->file, NULL);
+    }
+    te__text_free(&half);
     te__text_free(&secret);
     return own;
 }
@@ -169,7 +175,7 @@ static te__try te__store_greet(te__store *s, const te__meeting *at, const te__te
     size_t bytes = 0;
     if (!te__msg_wait(&s->link, until, &m, &body, &bytes) || m.kind != TE__MSG_HELLO || bytes != sizeof hello ||
         memcmp(body, te__wire_name, 16) != 0) {
-        te__text_put(why, "what listens there does not speak as te.h does");
+        te__text_put(why, "the program that listens there does not speak as te.h does");
         return TE__TRY_AGAIN;
     }
     memcpy(hello, body, sizeof hello);
@@ -190,7 +196,7 @@ static te__try te__store_greet(te__store *s, const te__meeting *at, const te__te
     }
     te__prove(secret, "root", hello + 16, proof.nonce, &proof.facts, code);
     if (m.kind != TE__MSG_WELCOME || bytes != sizeof code || !te__hmac_equal(code, body)) {
-        te__text_put(why, m.kind == TE__MSG_WELCOME ? "what listens there does not know the secret"
+        te__text_put(why, m.kind == TE__MSG_WELCOME ? "the program that listens there does not know the secret"
                                                     : "the connection ended while the ranks proved who they are");
         return TE__TRY_AGAIN;
     }
@@ -199,7 +205,7 @@ static te__try te__store_greet(te__store *s, const te__meeting *at, const te__te
 
 /* Another rank: connects to rank 0 until it is there. */
 static bool te__store_connect(te__store *s, const te__meeting *at, double deadline, te__text *why) {
-    te__text secret = TE_ZERO, reason = TE_ZERO;
+    te__text secret = TE_ZERO, reason = TE_ZERO, told = TE_ZERO; /* told: what rank 0 had against this rank */
     char host[256];
     double pause = 0.01;
     te__try result = TE__TRY_AGAIN;
@@ -213,10 +219,13 @@ static bool te__store_connect(te__store *s, const te__meeting *at, double deadli
             fd = te__net_connect(host, port, deadline, &reason);
         if (fd >= 0) {
             te__text about = TE_ZERO;
-            te__link_open(&s->link, fd, TE__MESSAGE_BYTES);
+            te__link_open(&s->link, fd, TE__STRANGER_TEXT); /* until it has proved that it is rank 0 */
             result = te__store_greet(s, at, &secret, deadline, &about);
+            s->link.limit = TE__MESSAGE_BYTES;
             if (result == TE__TRY_NEVER) te__text_put(&reason, te__text_str(&about));
             else te__text_printf(&reason, "port %d of %s: %s", port, host, te__text_str(&about));
+            te__text_clear(&told);
+            te__text_put(&told, te__text_str(&reason));
             te__text_free(&about);
             if (result != TE__TRY_DONE) te__link_close(&s->link);
         }
@@ -229,6 +238,10 @@ static bool te__store_connect(te__store *s, const te__meeting *at, double deadli
         if (pause < 0.25) pause *= 2;
     }
     if (result != TE__TRY_DONE) te__text_put(why, te__text_str(&reason));
+    /* rank 0 has given up since, and its file or its port are gone */
+    if (result == TE__TRY_AGAIN && told.n && strcmp(te__text_str(&told), te__text_str(&reason)) != 0)
+        te__text_printf(why, "; before that, %s", te__text_str(&told));
+    te__text_free(&told);
     te__text_free(&reason);
     te__text_free(&secret);
     return result == TE__TRY_DONE;
@@ -490,9 +503,11 @@ static te__store *te__store_open(const te__meeting *at, te__text *why) {
     return NULL;
 }
 
-/* Leaves the job. Rank 0 waits until no other rank needs its server, for `patience` seconds at most. */
-static void te__store_close(te__store *s, double patience) {
+/* Leaves the job. Rank 0 waits until no other rank needs its server, for `patience` seconds at most. `why` is NULL, or
+ * the reason for which this rank ends, and with it the job. */
+static void te__store_close(te__store *s, double patience, const char *why) {
     te__mutex_lock(&s->mutex);
+    if (why) te__msg_put(&s->link, te__msg_of(TE__MSG_GONE, s->rank, 0, 0), why, strlen(why) + 1);
     te__msg_put(&s->link, te__msg_of(TE__MSG_BYE, s->rank, 0, 0), NULL, 0);
     te__link_flush(&s->link);
     if (s->broken && patience > TE__LINGER_SECONDS) patience = TE__LINGER_SECONDS;

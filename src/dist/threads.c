@@ -317,7 +317,7 @@ static void te__threads_leave(void *user) {
         hub->num_left = 0;
     }
     te__hub_find_stuck(hub);
-    last = (hub->closed || (hub->owned && hub->num_left == 0)) && hub->num_taken == 0;
+    last = hub->promised ? --hub->promised == 0 : hub->closed && hub->num_taken == 0;
     te__cond_broadcast(&hub->cond);
     te__mutex_unlock(&hub->mutex);
     if (last) te__hub_free(hub);
@@ -356,8 +356,9 @@ static te_result te__threads_join(te_ctx *te, te_thread_hub *hub, int rank) {
 
 /* ---- splitting ---- */
 
-/* Gathers two numbers of every rank in host memory. */
-static te_result te__threads_exchange(te_group *group, const int64_t own[2], int64_t *all) {
+/* Gathers two numbers of every rank in host memory. *gathered: the ranks have exchanged them, even if this one cannot
+ * read them. */
+static te_result te__threads_exchange(te_group *group, const int64_t own[2], int64_t *all, bool *gathered) {
     te_ctx *te = group->te;
     int64_t n = 2;
     te_tensor *x, *out;
@@ -367,13 +368,24 @@ static te_result te__threads_exchange(te_group *group, const int64_t own[2], int
     n *= group->is.size;
     out = x ? te_tensor_empty(te, TE_I64, 1, &n) : NULL;
     r = out ? te_all_gather(group, x, out) : te__refuse(group, TE__ALL_GATHER, te_error_code(te));
+    *gathered = r == TE_OK;
     if (r == TE_OK) r = te_tensor_to_host(out, all);
     te__frame_end(te, NULL, 0);
     return r;
 }
 
+/* A rank that knows a hub of te_group_split's, and has not joined it, never will. */
+static void te__threads_renounce(te_thread_hub *hub) {
+    bool last;
+    te__mutex_lock(&hub->mutex);
+    last = --hub->promised == 0;
+    te__mutex_unlock(&hub->mutex);
+    if (last) te__hub_free(hub);
+}
+
 /* The first rank of each color makes a hub and tells the others its address. All ranks then say whether they have
- * joined: a group that lacks one is not made. */
+ * joined: a group that lacks one is not made. Each rank that knows the hub leaves or renounces it, in whatever order:
+ * one that fails early must not free the hub under another that is about to join. */
 static te_group *te__threads_split(te_group *group, int color, int key) {
     te_ctx *te = group->te;
     const int size = group->is.size, rank = group->is.rank;
@@ -382,28 +394,30 @@ static te_group *te__threads_split(te_group *group, int color, int key) {
     te_thread_hub *hub = NULL;
     te_group *part = NULL;
     te_result r;
+    bool gathered, told = false;
     int i, count = 0, at = -1;
     own[0] = color;
     own[1] = key;
-    r = te__threads_exchange(group, own, order ? all : NULL);
+    r = te__threads_exchange(group, own, order ? all : NULL, &gathered);
     if (r == TE_OK && color >= 0) count = te__split_order(all, size, color, order);
     for (i = 0; i < count; i++)
         if (order[i] == rank) at = i;
     if (at == 0) {
         hub = te_thread_hub_create(count);
-        if (hub) hub->owned = true;
+        if (hub) hub->promised = count;
     }
     own[0] = (int64_t)(intptr_t)hub;
-    if (r == TE_OK) r = te__threads_exchange(group, own, all);
+    if (r == TE_OK) r = te__threads_exchange(group, own, all, &told);
     if (r == TE_OK && at > 0) hub = (te_thread_hub *)(intptr_t)all[2 * order[0]];
     if (r == TE_OK && at >= 0 && !hub)
         te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_group_split: a hub of %d ranks", te__no_memory_text, count);
     if (r == TE_OK && hub) part = te_thread_group_create(te, hub, at);
     own[0] = at < 0 || part;
-    if (r == TE_OK) r = te__threads_exchange(group, own, all);
+    if (r == TE_OK) r = te__threads_exchange(group, own, all, &gathered);
     for (i = 0; i < count && r == TE_OK; i++)
         if (!all[2 * order[i]]) r = TE_ERR_STATE;
-    if (r != TE_OK && at == 0) te_thread_hub_destroy(hub);
+    if (r != TE_OK && hub && !told) te__hub_free(hub); /* the first rank alone has it then */
+    else if (r != TE_OK && hub && !part) te__threads_renounce(hub);
     if (r != TE_OK) {
         te_group_destroy(part);
         part = NULL;

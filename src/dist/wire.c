@@ -14,8 +14,8 @@ enum { TE__WHY_TEXT = 1024 }; /* the longest reason for the end of a group */
 #ifndef _WIN32
 
 enum { TE__NONCE_BYTES = 32, TE__WHAT_TEXT = 192 };
-/* the longest messages from somebody who has proved nothing, and from a rank */
-enum { TE__STRANGER_BYTES = 512, TE__MESSAGE_BYTES = 1 << 28 };
+/* the longest messages: from somebody who has proved nothing; with the reason of a refusal; from a rank */
+enum { TE__STRANGER_BYTES = 512, TE__STRANGER_TEXT = 2048, TE__MESSAGE_BYTES = 1 << 28 };
 
 static const char te__wire_name[16] = "te.h ranks 1\n";
 

@@ -200,20 +200,26 @@ static inline bool te__file_read_at(const te__file *f, uint64_t offset, void *da
 }
 
 /* Appends the whole file to `into`. A file of more than `limit` bytes is refused before memory is allocated. */
+static inline bool te__file_read_all(const te__file *f, size_t limit, te__text *into, te__text *why) {
+    bool fine = f->size <= limit;
+    if (!fine && why)
+        te__text_printf(why, "cannot read %s: %llu bytes, at most %llu are expected", f->path,
+                        (unsigned long long)f->size, (unsigned long long)limit);
+    if (fine && !te__text_reserve(into, (size_t)f->size)) {
+        fine = false;
+        if (why)
+            te__text_printf(why, "cannot read %s: no memory for %llu bytes", f->path, (unsigned long long)f->size);
+    }
+    fine = fine && te__file_read_at(f, 0, into->s + into->n, (size_t)f->size, why);
+    if (fine) into->n += (size_t)f->size;
+    if (into->s) into->s[into->n] = 0;
+    return fine;
+}
 static inline bool te__file_read(const char *path, size_t limit, te__text *into, te__text *why) {
     te__file f;
+    bool fine;
     if (!te__file_open(&f, path, why)) return false;
-    bool fine = f.size <= limit;
-    if (!fine && why)
-        te__text_printf(why, "cannot read %s: %llu bytes, at most %llu are expected", path, (unsigned long long)f.size,
-                        (unsigned long long)limit);
-    if (fine && !te__text_reserve(into, (size_t)f.size)) {
-        fine = false;
-        if (why) te__text_printf(why, "cannot read %s: no memory for %llu bytes", path, (unsigned long long)f.size);
-    }
-    fine = fine && te__file_read_at(&f, 0, into->s + into->n, (size_t)f.size, why);
-    if (fine) into->n += (size_t)f.size;
-    if (into->s) into->s[into->n] = 0;
+    fine = te__file_read_all(&f, limit, into, why);
     te__file_close(&f);
     return fine;
 }

@@ -57,6 +57,20 @@ static inline void te__net_close(int *fd) {
     *fd = -1;
 }
 
+/* Finds the end of a machine that has lost its power within two minutes; systems' own choice is two hours. */
+static inline void te__net_keep_asking(int fd) {
+    int on = 1;
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+#if defined(TCP_KEEPIDLE) && defined(TCP_KEEPINTVL) && defined(TCP_KEEPCNT)
+    {
+        int idle = 60, pause = 10, count = 6;
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &pause, sizeof pause);
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    }
+#endif
+}
+
 /* Makes a socket non-blocking, without SIGPIPE, closed by exec, and quick with small messages. */
 static inline bool te__net_prepare(int fd) {
     static te__once once = TE__ONCE_INIT;
@@ -67,8 +81,7 @@ static inline bool te__net_prepare(int fd) {
 #ifdef SO_NOSIGPIPE
     setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
 #endif
-    /* finds the end of a machine that has lost its power */
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    te__net_keep_asking(fd);
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     return flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0;
 }
@@ -161,11 +174,23 @@ static inline int te__net_connect_to(const struct addrinfo *to, double deadline)
     errno = error;
     return -1;
 }
+#define TE__CONNECT_SECONDS 5.0
+
+/* Connects to the first address that answers. All but the last one have `seconds` for that: nothing may answer there,
+ * not even to refuse. Returns -1 with the reason in errno. */
+static inline int te__net_connect_any(const struct addrinfo *a, double seconds, double deadline) {
+    int fd = -1;
+    for (; a && fd < 0; a = a->ai_next) {
+        const double soon = te__time_now() + seconds;
+        fd = te__net_connect_to(a, a->ai_next && soon < deadline ? soon : deadline);
+    }
+    return fd;
+}
 /* Connects to a port of a host: its name, or an address of IPv4 or IPv6. Returns -1, with the reason in `why`. */
 static inline int te__net_connect(const char *host, int port, double deadline, te__text *why) {
-    struct addrinfo hints, *found = NULL, *a;
+    struct addrinfo hints, *found = NULL;
     char service[16];
-    int fd = -1, code;
+    int fd, code;
     memset(&hints, 0, sizeof hints);
     hints.ai_socktype = SOCK_STREAM;
     snprintf(service, sizeof service, "%d", port);
@@ -174,7 +199,7 @@ static inline int te__net_connect(const char *host, int port, double deadline, t
         te__text_printf(why, "the host \"%s\" is not found: %s", host, gai_strerror(code));
         return -1;
     }
-    for (a = found; a && fd < 0; a = a->ai_next) fd = te__net_connect_to(a, deadline);
+    fd = te__net_connect_any(found, TE__CONNECT_SECONDS, deadline);
     if (fd < 0) {
         te__text_printf(why, "cannot connect to port %d of %s: ", port, host);
         te__text_os_error(why);
@@ -194,7 +219,9 @@ static inline bool te__net_pair(int fd[2]) {
 
 /* Returns whether a host's name or address is that of the loopback interface. */
 static inline bool te__net_is_loopback(const char *host) {
-    return te__starts_with(host, "127.") || !strcmp(host, "localhost") || !strcmp(host, "::1");
+    struct in_addr address; /* not of names such as 127.example.com */
+    return (te__starts_with(host, "127.") && inet_pton(AF_INET, host, &address) == 1) || !strcmp(host, "localhost") ||
+           !strcmp(host, "::1");
 }
 
 static inline void te__host_name(char *name, size_t cap) {
@@ -217,17 +244,24 @@ static inline bool te__random_bytes(void *out, size_t n) {
     return n == 0;
 }
 
-/* Reads a file that holds a secret: the user's own, and of mode 0600, so that nobody else has read it. */
+/* Reads a file that holds a secret: the user's own, and of mode 0600, so that nobody else has read it. It asks the open
+ * file, since another file may have its path a moment later. */
 static inline bool te__secret_read(const char *path, size_t limit, te__text *into, te__text *why) {
+    te__file f;
     struct stat st;
-    if (stat(path, &st) != 0) return te__file_complain(why, "open", path);
-    if ((int64_t)st.st_uid != te__user_id() || (st.st_mode & 07777) != 0600) {
+    bool fine = false;
+    if (!te__file_open(&f, path, why)) return false;
+    if (fstat(f.fd, &st) != 0) {
+        te__file_complain(why, "open", path);
+    } else if ((int64_t)st.st_uid != te__user_id() || (st.st_mode & 07777) != 0600) {
         te__text_printf(why, "%s holds a secret, and %s; it must be yours and of mode 0600 (chmod 600)", path,
                         (int64_t)st.st_uid != te__user_id() ? "belongs to another user" : "others may read it");
         if ((st.st_mode & 07777) != 0600) te__text_printf(why, ", not 0%o", (unsigned)(st.st_mode & 07777));
-        return false;
+    } else {
+        fine = te__file_read_all(&f, limit, into, why);
     }
-    return te__file_read(path, limit, into, why);
+    te__file_close(&f);
+    return fine;
 }
 /* Writes such a file. It appears at once and whole. */
 static inline bool te__secret_write(const char *path, const void *data, size_t n, te__text *why) {
@@ -254,6 +288,7 @@ static inline bool te__secret_write(const char *path, const void *data, size_t n
 typedef struct te__link {
     int fd;       /* -1: none */
     bool over;    /* the connection has ended, or broken the rules; what has arrived may still be taken */
+    bool deaf;    /* the other end takes no more; its last messages may still be unread, and its end follows them */
     size_t limit; /* the longest message that is accepted */
     size_t taken; /* bytes at the front of `in` that belong to messages already taken */
     te__text in, out;
@@ -275,7 +310,7 @@ static inline void te__link_close(te__link *l) {
 /* Queues a message. */
 static inline void te__link_put(te__link *l, const void *head, size_t head_bytes, const void *body, size_t bytes) {
     uint32_t n = (uint32_t)(head_bytes + bytes);
-    if (l->over) return;
+    if (l->over || l->deaf) return;
     te__text_add(&l->out, (const char *)&n, 4);
     te__text_add(&l->out, (const char *)head, head_bytes);
     te__text_add(&l->out, (const char *)body, bytes);
@@ -288,8 +323,13 @@ static inline void te__link_flush(te__link *l) {
         ssize_t n = send(l->fd, l->out.s + at, l->out.n - at, TE__NO_SIGNAL);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-        if (n <= 0) l->over = true;
-        else at += (size_t)n;
+        if (n > 0) {
+            at += (size_t)n;
+            continue;
+        }
+        if (n < 0 && (errno == EPIPE || errno == ECONNRESET)) l->deaf = true;
+        else l->over = true;
+        at = l->out.n;
     }
     if (at == 0) return;
     memmove(l->out.s, l->out.s + at, l->out.n - at);
@@ -343,7 +383,7 @@ static inline const uint8_t *te__link_take(te__link *l, size_t *bytes) {
 static inline bool te__link_send_all(te__link *l, double deadline) {
     te__link_flush(l);
     while (!l->over && l->out.n > 0 && te__net_wait_one(l->fd, true, deadline)) te__link_flush(l);
-    return !l->over && l->out.n == 0;
+    return !l->over && !l->deaf && l->out.n == 0;
 }
 /* Waits for a whole message. Returns NULL if the connection ends or `deadline` comes. */
 static inline const uint8_t *te__link_wait(te__link *l, size_t *bytes, double deadline) {

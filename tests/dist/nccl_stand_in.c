@@ -1,14 +1,17 @@
-/* tests/dist/nccl_stand_in.c: a library with the functions of libnccl that te.h calls, for the tests on machines without GPUs. Ranks are processes
- * or threads of one host; they exchange bytes in host memory, through a file that all of them map. Every argument of every call is checked. A call
- * that NCCL would refuse gets its error; one that would corrupt memory or hang (a communicator that is gone, groups that do not end, a device
- * pointer's stream) ends the process with a line on stderr.
+/* tests/dist/nccl_stand_in.c: a library with the functions of libnccl that te.h calls, for the tests on machines
+ * without GPUs. Ranks are processes or threads of one host; they exchange bytes in host memory, through a file that all
+ * of them map. Every argument of every call is checked. A call that NCCL would refuse gets its error; one that would
+ * corrupt memory or hang (a communicator that is gone, groups that do not end, a device pointer's stream) ends the
+ * process with a line on stderr.
  *
- * This library cannot show: streams, captures and the order of kernels; the memory of GPUs; NCCL's order of sums over more than two ranks, its
- * algorithms and speed; its networks, and how NCCL itself notices a peer that is gone; that several ranks may share a GPU; the bytes that NCCL's
- * structs really have (te.h declares them itself). Those need a GPU and NCCL.
+ * This library cannot show: streams, captures and the order of kernels; the memory of GPUs; NCCL's order of sums over
+ * more than two ranks, its algorithms and speed; its networks, and how NCCL itself notices a peer that is gone; that
+ * several ranks may share a GPU; the bytes that NCCL's structs really have (te.h declares them itself). Those need a
+ * GPU and NCCL.
  *
- * As NCCL does for communicators that do not block, a call returns ncclInProgress, and goes on while ncclCommGetAsyncError is called. Numbers of 16
- * bits are rounded after each addition, as in NCCL, in the order of the ranks. ncclSend ends when its bytes have been received.
+ * As NCCL does for communicators that do not block, a call returns ncclInProgress, and goes on while
+ * ncclCommGetAsyncError is called. Numbers of 16 bits are rounded after each addition, as in NCCL, in the order of the
+ * ranks. ncclSend ends when its bytes have been received.
  *
  *     TE_NCCL_STAND_IN_DIR       where the mapped files lie; default /tmp
  *     TE_NCCL_STAND_IN_VERSION   what ncclGetVersion says; default 23207 */
@@ -231,6 +234,10 @@ int ncclCommFinalize(comm *c) {
     pthread_mutex_unlock(&mutex);
     return SUCCESS;
 }
+/* NCCL writes the new communicator when a split has ended, in whatever way; its caller has to end it. */
+static void give_part(comm *c) {
+    if (c->busy && c->is.kind == SPLIT) *(comm **)c->out = c->part;
+}
 int ncclCommDestroy(comm *c) {
     pthread_mutex_lock(&mutex);
     look_up(c, "ncclCommDestroy");
@@ -239,9 +246,11 @@ int ncclCommDestroy(comm *c) {
     pthread_mutex_unlock(&mutex);
     return SUCCESS;
 }
+
 int ncclCommAbort(comm *c) {
     pthread_mutex_lock(&mutex);
-    end(look_up(c, "ncclCommAbort"));
+    give_part(look_up(c, "ncclCommAbort"));
+    end(c);
     pthread_mutex_unlock(&mutex);
     return SUCCESS;
 }
@@ -290,6 +299,7 @@ static void combine(void *sum, const void *x, int dtype, int op, size_t n) {
 /* ---- progress ---- */
 
 static void finish(comm *c, int result) {
+    give_part(c);
     c->busy = false;
     c->result = result;
     c->num_p2p = 0;
@@ -483,8 +493,9 @@ int ncclCommSplit(comm *c, int color, int key, comm **out, config *f) {
         r = refuse(c, INVALID_ARGUMENT, call, bad);
     } else {
         notice n = {SPLIT, 0, 0, 0, 0, color, key};
-        *out = color < 0 ? NULL : new_comm(0, 1, "");
-        c->part = *out;
+        *out = NULL;
+        c->out = out;
+        c->part = color < 0 ? NULL : new_comm(0, 1, "");
         c->is = n;
         c->number++;
         c->step = 0;

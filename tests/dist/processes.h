@@ -1,5 +1,5 @@
-/* tests/dist/processes.h: processes that each are one rank. A test starts this program again, as a rank: a constructor sees that, and runs the rank's
- * function in the place of the tests. Knows nothing about what ranks compute. */
+/* tests/dist/processes.h: processes that each are one rank. A test starts this program again, as a rank: a constructor
+ * sees that, and runs the rank's function in the place of the tests. Knows nothing about what ranks compute. */
 #ifndef TE_TEST_PROCESSES_H_INCLUDED
 #define TE_TEST_PROCESSES_H_INCLUDED
 
@@ -141,7 +141,8 @@ static TE_MAYBE_UNUSED void run_processes(const char *part, int size) {
     check_ended(size);
 }
 
-/* A rank's program: a context (on the CPU, or on TE_TEST_DEVICE), the group, the part's function; then all is taken apart. */
+/* A rank's program: a context (on the CPU, or on TE_TEST_DEVICE), the group, the part's function; then all is taken
+ * apart. */
 static void rank_program(const process_part *part) {
     process_rank p = {0};
     te_ctx_desc desc = {0};

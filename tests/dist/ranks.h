@@ -4,6 +4,7 @@
 
 #include "../te_test.h"
 #include <pthread.h>
+#include <time.h>
 
 enum { MAX_RANKS = 8 };
 
@@ -24,12 +25,18 @@ typedef struct rank_state {
     size_t bytes[16];
     int num_left;
     int64_t requests, fail_at; /* of host memory; the one that is refused */
+    int64_t abort_at;          /* the one at which the rank aborts its group, and dawdles */
     bool failed;
     pthread_t thread;
 } rank_state;
 
 static TE_MAYBE_UNUSED void *rank_alloc(void *user, size_t bytes, size_t alignment) {
     rank_state *s = (rank_state *)user;
+    if (s->requests + 1 == s->abort_at) {
+        const clock_t end = clock() + CLOCKS_PER_SEC / 100;
+        te_group_abort(s->group, "while it splits");
+        while (clock() < end) {}
+    }
     return ++s->requests == s->fail_at ? NULL : test_aligned_alloc(alignment < 64 ? 64 : alignment, bytes);
 }
 static TE_MAYBE_UNUSED void rank_free(void *user, void *pointer, size_t bytes) {

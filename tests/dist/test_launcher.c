@@ -1,4 +1,5 @@
-/* tests/dist/test_launcher.c: which rank a process is, by the variables of each launcher, and what it says when they contradict each other. */
+/* tests/dist/test_launcher.c: which rank a process is, by the variables of each launcher, and what it says when they
+ * contradict each other. */
 #define _GNU_SOURCE
 #include "../te_test.h"
 #include "base/common.h"
@@ -73,6 +74,9 @@ static const launch_case places[] = {
      7, 16, 3, false, "Slurm", "gpu007", 0},
     {"SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_NNODES=2 SLURM_JOB_NODELIST=a1,b2 SLURM_STEP_NODELIST=b2,c3", 1, 2, 0, false,
      "Slurm", "b2", 0},
+    {"SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_NNODES=2 SLURM_JOB_NODELIST=r[1-2]n[03,4]-ib,b2", 1, 2, 0, false, "Slurm",
+     "r1n03-ib", 0},
+    {"SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_NNODES=2 SLURM_JOB_NODELIST=torn[7", 1, 2, 0, false, "Slurm", "torn7", 0},
     {"SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_NNODES=2 SLURM_LAUNCH_NODE_IPADDR=10.1.1.1", 1, 2, 0, false, "Slurm",
      "10.1.1.1", 0},
     {"SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_NNODES=4 SLURM_STEP_NUM_NODES=1", 1, 2, 0, true, "Slurm", "127.0.0.1", 0},

@@ -1,4 +1,5 @@
-/* tests/dist/test_layout.c: groups split into parts, and the layouts of te_dist_init, over threads; test_nccl.c has processes. */
+/* tests/dist/test_layout.c: groups split into parts, and the layouts of te_dist_init, over threads; test_nccl.c has
+ * processes. */
 #include "ranks.h"
 
 /* The sum over a group of 2^rank says who is in it; a group of one rank is NULL. */
@@ -8,7 +9,7 @@ static int members_of(rank_state *s, te_group *g) {
     return (int)te_tensor_item(x);
 }
 
-/* ---- te_group_split -------------------------------------------------------------------------------------------------- */
+/* ---- te_group_split ---------------------------------------------------------------------------------------------- */
 
 static void split_all(rank_state *s) {
     for (int colors = 1; colors <= s->size; colors++)
@@ -87,7 +88,30 @@ TE_TEST(split_without_memory) {
     CHECK(!failed && failures > 3);
 }
 
-/* ---- te_dist_init ---------------------------------------------------------------------------------------------------- */
+/* Another thread aborts the group in the midst of it, and one rank is slower than the others: they all get their part, or
+ * none does, and nobody joins a part that is gone. */
+static void split_and_abort(rank_state *s) {
+    if (s->rank == 1) s->abort_at = s->requests + *(const int *)s->arg;
+    te_group *part = te_group_split(s->group, 0, 0);
+    s->failed = !part;
+    if (part) EXPECT(s, members_of(s, part) == 7);
+    te_group_destroy(part);
+    if (s->abort_at > s->requests) s->bytes[0] = 1; /* it has not come to that */
+    s->abort_at = 0;
+    te_clear_error(s->te);
+}
+TE_TEST(split_aborted) {
+    int failures = 0, at = 1;
+    for (bool done = false; !done && at < 100; at++) {
+        rank_state *all = run_ranks(3, split_and_abort, &at);
+        for (int i = 0; i < 3; i++) CHECK_EQ_INT(all[i].failed, all[1].failed);
+        failures += all[1].failed;
+        done = all[1].bytes[0] != 0;
+    }
+    CHECK(at < 100 && failures > 3);
+}
+
+/* ---- te_dist_init ------------------------------------------------------------------------------------------------ */
 
 typedef struct layout_case {
     int size, tp, cp, ep, dp;

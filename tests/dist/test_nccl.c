@@ -1,10 +1,11 @@
-/* tests/dist/test_nccl.c: groups of processes, on the CPU over a library in the place of NCCL (nccl_stand_in.c, which says what it cannot show): every
- * collective against the group of threads, byte for byte; ranks that die, leave, abort, differ or come late; what is said without a usable NCCL. */
+/* tests/dist/test_nccl.c: groups of processes, on the CPU over a library in the place of NCCL (nccl_stand_in.c, which
+ * says what it cannot show): every collective against the group of threads, byte for byte; ranks that die, leave,
+ * abort, differ or come late; what is said without a usable NCCL. */
 #define _GNU_SOURCE
 #include "processes.h"
 #include "ranks.h"
 
-/* ---- the same calls over processes and threads ---------------------------------------------------------------------- */
+/* ---- the same calls over processes and threads ------------------------------------------------------------------- */
 
 static uint64_t step_of(uint64_t *state) { /* splitmix64 */
     uint64_t z = (*state += 0x9E3779B97F4A7C15u);
@@ -264,7 +265,7 @@ TE_TEST(maximum_of_nans) {
     for (int i = 0; i < 2; i++) CHECK_STR((const char *)processes[i].said, "1 -2 nan;1 -2 nan;1 -2 nan;");
 }
 
-/* ---- ranks that fail ------------------------------------------------------------------------------------------------ */
+/* ---- ranks that fail --------------------------------------------------------------------------------------------- */
 
 /* Calls collectives until one fails, then says why. */
 static void go_on_for_ever(process_rank *p) {
@@ -294,8 +295,8 @@ static void wait_until_ready(int rank) {
     }
     CHECK_MSG(bytes > 0, "rank %d does not get to work", rank);
 }
-/* The moments go from the start of the processes to the midst of their work. A rank that dies before it has come is missed when the others have waited
- * long enough; one that has come is missed at once. */
+/* The moments go from the start of the processes to the midst of their work. A rank that dies before it has come is
+ * missed when the others have waited long enough; one that has come is missed at once. */
 TE_TEST(killed) {
     enum { ROUNDS = 50 };
     uint64_t state = 99;
@@ -455,7 +456,7 @@ TE_TEST(debug_sync_compares) {
     }
 }
 
-/* ---- what cannot be ------------------------------------------------------------------------------------------------- */
+/* ---- what cannot be ---------------------------------------------------------------------------------------------- */
 
 TE_TEST(no_library) {
     prepare_processes();
@@ -497,6 +498,9 @@ TE_TEST(bad_places) {
     d.port = 0, d.address = "node7.cluster";
     CHECK(!te_nccl_group_create(te, &d));
     CHECK_ERROR(te, TE_ERR_INVALID, "rank 0's host is node7.cluster, and there is no secret");
+    d.address = "127.0.0.1.cluster";
+    CHECK(!te_nccl_group_create(te, &d));
+    CHECK_ERROR(te, TE_ERR_INVALID, "rank 0's host is 127.0.0.1.cluster, and there is no secret");
     d.address = NULL, d.size = 0;
     test_setenv("RANK", "1");
     test_setenv("WORLD_SIZE", "2");
@@ -542,9 +546,10 @@ TE_TEST(alone) {
     CHECK_OK(te);
 }
 
-/* ---- NCCL itself, on one GPU ---------------------------------------------------------------------------------------- */
+/* ---- NCCL itself, on one GPU ------------------------------------------------------------------------------------- */
 
-/* NCCL lets ranks share a GPU from 2.32 on. Without a GPU or such a library these tests are skipped. */
+/* NCCL lets ranks share a GPU from 2.30 on, two of them unless each takes less of it (NCCL_MAX_CTAS). Without a GPU or
+ * such a library these tests are skipped. */
 static const char *no_nccl(void) {
     const char *path = getenv("TE_NCCL_PATH");
     char *own = NULL;
@@ -559,6 +564,7 @@ static const char *no_nccl(void) {
     test_setenv("TE_TEST_SECONDS", "60");
     test_setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1");
     test_setenv("NCCL_NVLS_ENABLE", "0");
+    test_setenv("NCCL_MAX_CTAS", "4");
     start_processes("hello", 2);
     end_processes(2);
     if (strstr((const char *)processes[0].said, "TE_ERR_LIBRARY")) return "no NCCL of 2.18 or newer";

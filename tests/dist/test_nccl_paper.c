@@ -1,11 +1,12 @@
-/* tests/dist/test_nccl_paper.c: a group of processes on a GPU: streams, events, captures and the end of waits, over the driver of paper.h and an NCCL of
- * paper, which moves nothing. Rank 1 is a thread that speaks to the store alone. test_nccl.c has what groups compute. */
+/* tests/dist/test_nccl_paper.c: a group of processes on a GPU: streams, events, captures and the end of waits, over the
+ * driver of paper.h and an NCCL of paper, which moves nothing. Rank 1 is a thread that speaks to the store alone.
+ * test_nccl.c has what groups compute. */
 #define TE_STATIC
 #define TE_IMPLEMENTATION
 #include "../te_test.h"
 #include "../cuda/paper.h"
 
-/* ---- an NCCL of paper ------------------------------------------------------------------------------------------------ */
+/* ---- an NCCL of paper -------------------------------------------------------------------------------------------- */
 
 static struct {
     char order[64]; /* of its calls, and of graphs that end (x) */
@@ -14,6 +15,8 @@ static struct {
     int refuse;          /* what the next ncclAllReduce returns, if it is not 0 */
     int64_t aborts;      /* atomic: the watcher aborts */
     int64_t events_wait; /* atomic: no event passes */
+    int64_t graphs;      /* atomic: graphs with collectives that there are; NCCL aborts when it is 0 */
+    int64_t full;        /* atomic: the stream takes no more until an abort */
 } paper_nccl;
 static pthread_t paper_main;
 
@@ -47,7 +50,14 @@ static int paper_destroy(te__nccl_comm *comm) { return (void)comm, 0; }
 static int paper_abort(te__nccl_comm *comm) {
     CHECK(comm == (te__nccl_comm *)&paper_nccl);
     te__atomic_add(&paper_nccl.aborts, 1);
+    for (int i = 0; i < 10000 && te__atomic_load(&paper_nccl.graphs); i++) te__sleep(0.001);
+    CHECK_EQ_INT(te__atomic_load(&paper_nccl.graphs), 0);
     return 0;
+}
+/* The watcher has another thread call it. */
+static void wait_for_aborts(int count) {
+    for (int i = 0; i < 10000 && te__atomic_load(&paper_nccl.aborts) < count; i++) te__sleep(0.001);
+    CHECK_EQ_INT(te__atomic_load(&paper_nccl.aborts), count);
 }
 static int paper_error(te__nccl_comm *comm, int *error) { return (void)comm, *error = 0, 0; }
 static const char *paper_text(int code) { return code ? "torn" : "fine"; }
@@ -99,8 +109,14 @@ static int paper_pop(te__cu_handle *context) {
 static int paper_query(te__cu_handle event) {
     return (void)event, te__atomic_load(&paper_nccl.events_wait) ? TE__CU_NOT_READY : 0;
 }
+static int paper_record(te__cu_handle event, te__cu_handle stream) {
+    for (int i = 0; i < 10000 && te__atomic_load(&paper_nccl.full) && !te__atomic_load(&paper_nccl.aborts); i++)
+        te__sleep(0.001);
+    return fake_EventRecord(event, stream);
+}
 static int paper_exec_destroy(te__cu_handle graph) {
     strcat(paper_nccl.order, "x");
+    te__atomic_store(&paper_nccl.graphs, 0);
     return fake_GraphDestroy(graph);
 }
 
@@ -130,12 +146,13 @@ static void install_nccl(void) {
     te__cu.CtxPushCurrent = paper_push;
     te__cu.CtxPopCurrent = paper_pop;
     te__cu.EventQuery = paper_query;
+    te__cu.EventRecord = paper_record;
     te__cu.GraphExecDestroy = paper_exec_destroy;
     paper_main = pthread_self();
     test_on_end(remove_nccl, NULL);
 }
 
-/* ---- rank 1 ---------------------------------------------------------------------------------------------------------- */
+/* ---- rank 1 ------------------------------------------------------------------------------------------------------ */
 
 typedef struct paper_partner {
     te__meeting at;
@@ -169,7 +186,7 @@ static void paper_partner_main(void *user) {
     if (te__atomic_load(&p->end) == 2) te__member_abort(p->store, &p->member, "rank 1 is full of holes");
     while (te__atomic_load(&p->end) == 2) te__sleep(0.002);
     te__store_remove(p->store, &p->member);
-    te__store_close(p->store, 5);
+    te__store_close(p->store, 5, NULL);
 }
 
 /* A GPU of paper as rank 0 of two. */
@@ -211,9 +228,10 @@ static void paper_leave(te_ctx *te, te_group *g, paper_partner *p) {
     te_ctx_destroy(te);
 }
 
-/* ---- tests ----------------------------------------------------------------------------------------------------------- */
+/* ---- tests ------------------------------------------------------------------------------------------------------- */
 
-/* Every collective reaches NCCL once, on the context's stream and in its CUcontext, in the formats that it should have. */
+/* Every collective reaches NCCL once, on the context's stream and in its CUcontext, in the formats that it should
+ * have. */
 TE_TEST(paper_collectives) {
     paper_partner p;
     te_ctx *te;
@@ -250,7 +268,8 @@ TE_TEST(paper_collectives) {
     CHECK_EQ_INT(paper_nccl.aborts, 1);
 }
 
-/* Collectives whose events pass may come as slowly as they like; one that does not end is ended, and the next wait says for whom it waited. */
+/* Collectives whose events pass may come as slowly as they like; one that does not end is ended, and the next wait says
+ * for whom it waited. */
 TE_TEST(paper_time) {
     paper_partner p;
     te_ctx *te;
@@ -270,7 +289,7 @@ TE_TEST(paper_time) {
     for (int i = 0; i < 20; i++) te_all_reduce(g, x, TE_REDUCE_SUM);
     while (te_synchronize(te) == TE_OK && te__time_now() < begun + 10) te__sleep(0.01);
     CHECK(te__time_now() > begun + 0.4);
-    CHECK(te__atomic_load(&paper_nccl.aborts) == 1);
+    wait_for_aborts(1);
     CHECK_ERROR(te, TE_ERR_STATE,
                 "waiting for the device: group \"nccl\", rank 0 of 2: te_all_reduce f32 [3] sum has waited too long: "
                 "rank 1 (process ");
@@ -329,4 +348,61 @@ TE_TEST(paper_graph) {
     te_graph_destroy(graph);
     te__thread_join(&p.thread);
     te_ctx_destroy(te);
+}
+
+/* The other rank ends the group while there is a graph: NCCL then returns from its abort only when the graph is gone.
+ * The context's thread and the watcher go on meanwhile. */
+TE_TEST(paper_graph_of_a_group_that_failed) {
+    paper_partner p;
+    te_ctx *te;
+    te_group *g = paper_join(&te, &p, 60);
+    te__nccl_rank *me = (te__nccl_rank *)g->is.user;
+    te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(3));
+    te_result r = TE_OK;
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    te_all_reduce(g, x, TE_REDUCE_SUM);
+    te_graph *graph = te_graph_end(te);
+    CHECK_OK(te);
+    te__atomic_store(&paper_nccl.graphs, 1);
+    te__atomic_store(&p.end, 2);
+    wait_for_aborts(1);
+    double begun = te__time_now();
+    te__nccl_mark(me); /* the end of a call that had begun before */
+    r = te_graph_launch(graph);
+    CHECK_EQ_INT(r, TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "rank 1 is full of holes");
+    for (bool busy = true; busy && te__time_now() < begun + 5;) { /* other groups of the job may fail, too */
+        te__mutex_lock(&me->store->mutex);
+        busy = me->store->stopping != NULL;
+        te__mutex_unlock(&me->store->mutex);
+    }
+    CHECK_EQ_INT(te__atomic_load(&paper_nccl.graphs), 1);
+    te__atomic_store(&p.end, 1);
+    te_group_destroy(g);
+    CHECK(te__time_now() < begun + 5);
+    CHECK_EQ_INT(te__atomic_load(&paper_nccl.aborts), 1);
+    te_graph_destroy(graph);
+    te__thread_join(&p.thread);
+    te_ctx_destroy(te);
+}
+
+/* The stream is full because a collective does not end, and the driver waits for room: the watcher ends the
+ * collective. */
+TE_TEST(paper_full_stream) {
+    paper_partner p;
+    te_ctx *te;
+    te_group *g = paper_join(&te, &p, 0.3);
+    te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(3));
+    double begun = te__time_now();
+    CHECK_OK(te);
+    te__atomic_store(&paper_nccl.events_wait, 1);
+    te_all_reduce(g, x, TE_REDUCE_SUM);
+    te__atomic_store(&paper_nccl.full, 1);
+    te_all_reduce(g, x, TE_REDUCE_SUM);
+    CHECK(te__time_now() < begun + 5);
+    CHECK_EQ_INT(te_synchronize(te), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "has waited too long");
+    te__atomic_store(&paper_nccl.full, 0);
+    paper_leave(te, g, &p);
+    CHECK_EQ_INT(paper_nccl.aborts, 1);
 }

@@ -1080,11 +1080,11 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.gemm.quantize_amax = call_out(c, te, TE_F32, 1, one);
         break;
         CALL(161, JOINT_GEMM, "three products of nvfp4 that quantize their few rows")
-        c->args.joint_gemm.a = call_normal(te, dtype, 2, (const int64_t[]){3, 144}, 1);
+        c->args.joint_gemm.a = call_normal(te, dtype, 2, (const int64_t[]){3, 256}, 1);
         for (int i = 0; i < 3; i++) {
             te_joint_product *p = &c->args.joint_gemm.product[i];
-            p->b = call_bytes(te, TE_F4E2M1, N, 160, 0, 256);
-            p->scale_b = call_bytes(te, TE_F8E4M3, 384, 12, 40, 60);
+            p->b = call_bytes(te, TE_F4E2M1, N, 256, 0, 256);
+            p->scale_b = call_bytes(te, TE_F8E4M3, 384, 16, 40, 60);
             p->amax_b = te_tensor_full(te, TE_F32, 1, one, 3 + i);
             p->bias = call_normal(te, dtype, 1, vn, 2);
             p->d = call_out(c, te, dtype, 2, (const int64_t[]){3, N});
@@ -1092,32 +1092,32 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         }
         c->args.joint_gemm.count = 3;
         c->args.joint_gemm.m = 3;
-        c->args.joint_gemm.k = 144;
+        c->args.joint_gemm.k = 256;
         c->args.joint_gemm.scaling_a = c->args.joint_gemm.scaling_b = TE_SCALING_NVFP4;
         c->args.joint_gemm.quantize_a = TE_F4E2M1;
         break;
         CALL(162, JOINT_GEMM, "gate and up with their activation")
-        c->args.joint_gemm.a = call_normal(te, dtype, 2, (const int64_t[]){3, 144}, 1);
+        c->args.joint_gemm.a = call_normal(te, dtype, 2, (const int64_t[]){3, 256}, 1);
         c->args.joint_gemm.product[0].d = call_out(c, te, dtype, 3, (const int64_t[]){2, 3, N});
         for (int i = 0; i < 2; i++) {
-            c->args.joint_gemm.product[i].b = call_normal(te, dtype, 2, (const int64_t[]){N, 144}, 2 + i);
+            c->args.joint_gemm.product[i].b = call_normal(te, dtype, 2, (const int64_t[]){N, 256}, 2 + i);
             c->args.joint_gemm.product[i].n = N;
         }
         c->args.joint_gemm.count = 2;
         c->args.joint_gemm.m = 3;
-        c->args.joint_gemm.k = 144;
+        c->args.joint_gemm.k = 256;
         c->args.joint_gemm.activation = TE_SWIGLU;
         c->args.joint_gemm.y = call_out(c, te, dtype, 2, (const int64_t[]){3, N});
         c->tolerance = 4 * (dtype == TE_F32 ? 1e-3 : c->tolerance); /* TF32; a product of two results, of which one goes through a nonlinearity */
         break;
         CALL(163, JOINT_GEMM, "a product added to what is there")
-        c->args.joint_gemm.a = call_normal(te, dtype, 2, (const int64_t[]){3, 144}, 1);
-        c->args.joint_gemm.product[0].b = call_normal(te, dtype, 2, (const int64_t[]){N, 144}, 2);
+        c->args.joint_gemm.a = call_normal(te, dtype, 2, (const int64_t[]){3, 256}, 1);
+        c->args.joint_gemm.product[0].b = call_normal(te, dtype, 2, (const int64_t[]){N, 256}, 2);
         c->args.joint_gemm.product[0].d = call_out(c, te, dtype, 2, (const int64_t[]){3, N});
         c->args.joint_gemm.product[0].n = N;
         c->args.joint_gemm.count = 1;
         c->args.joint_gemm.m = 3;
-        c->args.joint_gemm.k = 144;
+        c->args.joint_gemm.k = 256;
         c->args.joint_gemm.residual = call_normal(te, dtype, 2, (const int64_t[]){3, N}, 3);
         if (dtype == TE_F32) c->tolerance = 1e-3; /* TF32 */
         c->args.joint_gemm.y = call_out(c, te, dtype, 2, (const int64_t[]){3, N});

@@ -83,8 +83,8 @@ typedef struct te_joint_product {
 
 /* Up to three products that share A [m, k], and a step after them. The results are those of the calls one after
  * another: te_op_gemm for each product in order, then te_op_act_fwd or te_op_axpby. On CUDA a call is one launch if it
- * has few rows, its weights are read straight from memory, and k is a multiple of 64 (FP8: 128, NVFP4: 256); otherwise
- * it is a launch or more for each part (te_explain).
+ * has few rows, its weights are read straight from memory, all B are of one format and all D of one, and k is a
+ * multiple of 64 (FP8: 128, NVFP4: 256); otherwise it is a launch or more for each part (te_explain).
  *   a          f32, f16 or bf16, contiguous [m, k]
  *   product    the first `count` of the three are computed, 1 to 3; the others are zero
  *   m, k       sizes of A

@@ -186,21 +186,19 @@ static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t sha
 
 /* Returns device memory, aligned to 256 bytes. The memory is released when the plan's kernels have been queued. */
 static void *te__plan_workspace(te__plan *p, int64_t bytes) {
-    te__buffer *b;
+    te__buffer *b = NULL;
     if (bytes <= 0) return NULL;
     p->workspace_bytes += (size_t)bytes;
-    if (p->explain) return (void *)(uintptr_t)256;
     if (p->num_workspaces == TE__MAX_WORKSPACES) {
         p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "more than %d workspaces in one plan", TE__MAX_WORKSPACES);
         return NULL;
     }
-    b = te__buffer_create(p->te, (size_t)bytes);
-    if (!b) {
+    if (!p->explain && !(b = te__buffer_create(p->te, (size_t)bytes))) {
         p->result = TE_ERR_OUT_OF_MEMORY;
         return NULL;
     }
     p->workspace[p->num_workspaces++] = b;
-    return b->data;
+    return b ? b->data : (void *)(uintptr_t)256;
 }
 static float *te__plan_floats(te__plan *p, int64_t n) { return (float *)te__plan_workspace(p, 4 * n); }
 static int *te__plan_ints(te__plan *p, int64_t n) { return (int *)te__plan_workspace(p, 4 * n); }

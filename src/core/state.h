@@ -189,8 +189,10 @@ struct te_tensor {
 
 /* ---- plans ---- */
 
-/* A plan holds its first launches and arguments inside itself, and further ones in host memory. */
-enum { TE__MAX_OPTIONS = 16, TE__OWN_LAUNCHES = 128, TE__MAX_WORKSPACES = 16, TE__PLAN_ARG_BYTES = 12288 };
+/* A plan holds its first launches and arguments inside itself, and further ones in host memory. te_op_joint_gemm has
+ * the most workspaces: three products with up to seven each, which are codes, scales, amax and partial amaxes of A,
+ * both operands decoded, and partial sums. */
+enum { TE__MAX_OPTIONS = 16, TE__OWN_LAUNCHES = 128, TE__MAX_WORKSPACES = 24, TE__PLAN_ARG_BYTES = 12288 };
 
 typedef struct te__option {
     const char *name; /* static */

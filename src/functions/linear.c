@@ -654,12 +654,14 @@ static bool te__joint_has(const te__joint *j, int i, const te_tensor *y) {
     const te_tensor *d = i < j->args.count ? j->args.product[i].d : NULL;
     return d && y && y->buffer == d->buffer && y->offset == d->offset && te__same_shape(y, d) && y->dtype == d->dtype;
 }
-/* Returns whether the product x w^T of `c` may wait for others: it is not recorded, all of it is on this rank, and its
- * operands live on after the call. `quantizes`: the product quantizes x. */
+/* Returns whether the product x w^T of `c` may wait for others: it is not recorded, all of it is on this rank, no bias
+ * is added behind it (te__linear_biased does so in row-parallel mode, even with one rank), and its operands live on
+ * after the call. `quantizes`: the product quantizes x. */
 static bool te__linear_may_wait(const te__linear_call *c, const te_tensor *x, const te_tensor *w, bool quantizes) {
     const te_ctx *te = x->te;
     return te__functions_of(te)->joint && te->tape.no_grad != te->tape.hidden_no_grad && c->parallel.size <= 1 &&
-           !c->fp8_output && !c->out && x == c->x && w == c->weight && !x->quantized && (quantizes || !w->quantized);
+           c->parallel.mode != TE_PARALLEL_ROW && !c->fp8_output && !c->out && x == c->x && w == c->weight &&
+           !x->quantized && (quantizes || !w->quantized);
 }
 /* Notes the product x w^T for te__joint_run, if it can be one of those. `quantizes`: *g has all of it already. */
 static bool te__linear_joins(const te_tensor *x, const te_tensor *w, bool quantizes, const te_op_gemm_args *g) {

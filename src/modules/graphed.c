@@ -104,6 +104,11 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
                         "te_make_graphed_callables: is_first_microbatch is %d and was %d in the sample; a graph "
                         "repeats what it was captured with",
                         (int)args->is_first_microbatch, (int)g->call.args.is_first_microbatch);
+    if (args->logits_to_keep != g->call.args.logits_to_keep)
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_make_graphed_callables: logits_to_keep is %lld and was %lld in the sample; a graph "
+                        "repeats what it was captured with",
+                        (long long)args->logits_to_keep, (long long)g->call.args.logits_to_keep);
     for (i = 0; i < g->num_frozen; i++)
         if (g->frozen[i]->requires_grad)
             return te__fail(te, TE_ERR_STATE,

@@ -1,5 +1,5 @@
 /* Decoding with a KV cache: by calls, and by launches of one captured step. */
-#include "../te_test.h"
+#include "../faults/purse.h"
 
 enum { DEC_V = 29, DEC_D = 32, DEC_P = 5, DEC_ROOM = 14 }; /* vocabulary, hidden size, ids of the prompt, positions of a cache */
 
@@ -355,4 +355,146 @@ TE_TEST_DEVICES(decode_together_and_apart) {
         CHECK_OK(te);
         dec_close(&d);
     }
+}
+
+/* Linears that add their bias behind the product, since they are row-parallel, of one rank: that product cannot wait
+ * for others. In the places of gate, up, o and down. */
+static void dec_replace(te_module *parent, const char *name, int64_t in, int64_t out) {
+    te_ctx *te = te_module_ctx(parent);
+    const te_linear_desc desc = {.in_features = in, .out_features = out, .gemm.params_dtype = TE_BF16,
+                                 .parallel.parallel_mode = TE_PARALLEL_ROW};
+    te_module *m = te_linear_create(te, &desc);
+    if (m) te_tensor_copy(te_module_parameter(m, "bias"), te_tensor_normal(te, TE_BF16, SHAPE(out), 0, 1));
+    te_module_destroy(te_module_find(parent, name));
+    te_module_add_child(parent, name, m);
+}
+TE_TEST_DEVICES(decode_of_row_parallel_linears) {
+    enum { WIDE = 48 };
+    float *logits[2][3];
+    te_seed(te, 6);
+    te_no_grad_begin(te);
+    te_causal_lm_desc desc = dec_desc(0, TE_BF16);
+    te_module *m = te_causal_lm_create(te, &desc);
+    te_module *layer = te_module_find(m, "model.layers.1");
+    dec_replace(te_module_find(layer, "self_attn"), "o_proj", DEC_D, DEC_D);
+    dec_replace(te_module_find(layer, "mlp"), "gate_proj", DEC_D, WIDE);
+    dec_replace(te_module_find(layer, "mlp"), "up_proj", DEC_D, WIDE);
+    dec_replace(te_module_find(layer, "mlp"), "down_proj", WIDE, DEC_D);
+    decoder d = dec_open(te, m, 1, TE_DTYPE_NONE);
+    REQUIRE_OK(te);
+    for (int run = 0; run < 2; run++) {
+        bool alone = run == 1;
+        te_module_visit(d.m, dec_set_alone, &alone);
+        te_kv_cache_truncate(d.cache, 0);
+        for (int i = 0; i < 3; i++) dec_step(&d, i ? d.id : dec_prompt(te, 1)), logits[run][i] = test_read(d.logits);
+        REQUIRE_OK(te);
+    }
+    for (int i = 0; i < 3; i++) CHECK_BYTES("logits", logits[0][i], logits[1][i], DEC_V * sizeof(float));
+    te_no_grad_end(te);
+    CHECK_OK(te);
+    dec_close(&d);
+}
+
+/* Every request for memory in turn is refused in a step: an error, and nothing of the step is left in the context. A
+ * product by itself runs at once then, and the step that is repeated has the bits of one that was never refused. */
+TE_TEST(decode_step_runs_out_of_memory) {
+    enum { ROWS = 2 };
+    purse *host = new_purse();
+    te_ctx_desc memory = purse_desc(host, NULL);
+    te_ctx *te = test_context_with(&memory);
+    const te_recipe recipe = te_recipe_current_scaling();
+    for (int stored = 0; stored < 2; stored++) {
+        bool whole = false;
+        int failed = 0;
+        te_scope_begin(te);
+        te_causal_lm_desc desc = dec_desc(0, TE_BF16);
+        const te_autocast_desc cast = {.recipe = stored ? &recipe : NULL, .disabled = !stored};
+        desc.num_hidden_layers = 1;
+        te_seed(te, 5);
+        te_no_grad_begin(te);
+        if (stored) te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &recipe});
+        te_module *m = te_causal_lm_create(te, &desc);
+        if (stored) te_quantized_model_init_end(te);
+        decoder d = dec_open(te, m, ROWS, TE_DTYPE_NONE);
+        te_tensor *x = test_tensor(te, TE_BF16, SHAPE(ROWS, DEC_D), test_normal(ROWS * DEC_D, 1)),
+                  *w = test_tensor(te, TE_BF16, SHAPE(DEC_D, DEC_D), test_normal(DEC_D * DEC_D, 2)),
+                  *first = te_tensor_zeros(te, TE_I32, SHAPE(ROWS, 1));
+        const float *product = test_read(te_linear(x, w, NULL)), *expected = NULL;
+        dec_step(&d, dec_prompt(te, ROWS));
+        te_tensor_copy(first, d.id);
+        REQUIRE_OK(te);
+        for (int64_t n = 0; !whole; n += n ? test_every_of(7, 3) : 1) {
+            test_case("%s, request %lld", stored ? "FP8" : "bf16", (long long)n);
+            for (int again = 0; again < 2; again++) {
+                te_kv_cache_truncate(d.cache, DEC_P);
+                REQUIRE_OK(te);
+                host->calls = host->refused = 0;
+                host->fail_at = again ? 0 : n;
+                host->stays_out = true; /* else the pool gives back what it keeps, and asks once more */
+                te_autocast_begin(te, &cast);
+                dec_step(&d, first);
+                te_autocast_end(te);
+                host->fail_at = 0;
+                if (again) break;
+                whole = n && host->refused == 0;
+                failed += !te_ok(te);
+                if (!te_ok(te)) CHECK_EQ_INT(te_error_code(te), TE_ERR_OUT_OF_MEMORY);
+                te_clear_error(te);
+                te_scope_begin(te);
+                CHECK_BYTES("product", test_read(te_linear(x, w, NULL)), product, ROWS * DEC_D * sizeof(float));
+                te_scope_end(te);
+            }
+            REQUIRE_OK(te);
+            const float *logits = test_read(d.logits);
+            if (!expected) expected = logits;
+            CHECK_BYTES("logits", logits, expected, ROWS * DEC_V * sizeof(float));
+            REQUIRE(n < 100000);
+        }
+        CHECK_MSG(failed > 5, "%d steps failed", failed);
+        te_no_grad_end(te);
+        CHECK_OK(te);
+        dec_close(&d);
+        te_scope_end(te);
+    }
+}
+
+/* One Linear of each layer has a forward of its own: its product runs at once, and so do those that would have waited
+ * for it. The bits are those of a step where none has one. */
+static bool dec_set_one_alone(void *user, te_module *m) {
+    const char *name = *(const char **)user;
+    if (!strcmp(te_module_get_class(m)->name, "Linear"))
+        te_module_set_forward(m, !strcmp(te_module_name(m), name) ? dec_alone : NULL);
+    return true;
+}
+TE_TEST_DEVICES(decode_with_one_apart) {
+    static const struct {
+        const char *name;
+        int joint, gemm; /* of a layer */
+    } parts[] = {{"none", 4, 0},   {"q_proj", 3, 3},    {"k_proj", 3, 3},  {"v_proj", 3, 3},
+                 {"o_proj", 3, 1}, {"gate_proj", 3, 2}, {"up_proj", 3, 2}, {"down_proj", 3, 1}};
+    enum { LAYERS = 3, BATCH = 2 };
+    const float *expected = NULL;
+    te_seed(te, 5);
+    te_no_grad_begin(te);
+    te_causal_lm_desc desc = dec_desc(0, TE_BF16);
+    decoder d = dec_open(te, te_causal_lm_create(te, &desc), BATCH, TE_DTYPE_NONE);
+    REQUIRE_OK(te);
+    for (int i = 0; i < COUNT(parts); i++) {
+        dec_counts count = {0};
+        test_case("%s", parts[i].name);
+        te_module_visit(d.m, dec_set_one_alone, (void *)&parts[i].name);
+        te_kv_cache_truncate(d.cache, 0);
+        dec_step(&d, dec_prompt(te, BATCH));
+        te_set_trace(te, dec_count, &count);
+        dec_step(&d, d.id);
+        te_set_trace(te, NULL, NULL);
+        REQUIRE_OK(te);
+        const float *logits = test_read(d.logits);
+        if (!expected) expected = logits;
+        CHECK_BYTES("logits", logits, expected, BATCH * DEC_V * sizeof(float));
+        CHECK_EQ_INT(count.joint, LAYERS * parts[i].joint);
+        CHECK_EQ_INT(count.gemm, LAYERS * parts[i].gemm + 1);
+    }
+    te_no_grad_end(te);
+    dec_close(&d);
 }

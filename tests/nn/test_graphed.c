@@ -171,6 +171,21 @@ TE_TEST_DEVICES(graphed_modules_and_their_limits) {
     te_module_destroy(m);
 }
 
+/* A graph of a language model has the logits of as many positions as its sample: a call that wants others is refused. */
+TE_TEST_DEVICES(graphed_modules_and_the_logits_they_keep) {
+    te_causal_lm_desc d = {.vocab_size = 16, .hidden_size = WIDTH, .intermediate_size = 48, .num_hidden_layers = 1, .num_attention_heads = 2};
+    te_module *m = te_causal_lm_create(te, &d);
+    te_forward_args sample = {.input = te_tensor_zeros(te, TE_I32, SHAPE(1, SEQ)), .logits_to_keep = 2}, call = sample;
+    CHECK(te_make_graphed_callables(te, &m, &sample, 1, NULL) == TE_OK);
+    te_tensor *y = te_forward_with(m, &call);
+    REQUIRE_OK(te);
+    CHECK_EQ_INT(te_tensor_shape(y)[1], 2);
+    call.logits_to_keep = 0;
+    CHECK(!te_forward_with(m, &call));
+    CHECK_ERROR(te, TE_ERR_INVALID, "logits_to_keep is 0 and was 2 in the sample");
+    te_module_destroy(m);
+}
+
 /* The graphs make no gradient for a parameter that was frozen when they were made: to thaw it is an error. To freeze one later is none. */
 TE_TEST_DEVICES(graphed_modules_whose_parameters_thaw) {
     static const char *const names[2] = {"weight", "bias"};

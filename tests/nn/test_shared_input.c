@@ -12,7 +12,7 @@ static te_module *shared_linear(te_ctx *te, uint64_t seed) {
     return te_linear_create(te, &d);
 }
 
-/* What two products of one input make: their results, the gradients of the input and of both weights. */
+/* The results of two products of one input, and the gradients of the input and of both weights. */
 typedef struct shared_results {
     void *y[2], *dx, *dw[2];
     bool shares; /* the second product has read the codes of the first one */

@@ -18,12 +18,12 @@ static const joint_case joint_cases[] = {{"bf16", (te_quant_kind)0, TE_BF16, TE_
                                          {"NVFP4", TE_QUANT_NVFP4, TE_F4E2M1, TE_SCALING_NVFP4, TE_SCALING_NVFP4}};
 typedef enum step { NOTHING, ACTIVATION, RESIDUAL } step;
 
-/* The row-wise codes of w. */
-static void weight_of(te_ctx *te, const joint_case *c, te_tensor *w, te_joint_product *p) {
+/* The row-wise codes of w; `fp8`: their format, if it is not NVFP4. */
+static void weight_of(te_ctx *te, const joint_case *c, te_dtype fp8, te_tensor *w, te_joint_product *p) {
     te_quantizer_desc desc = {0};
     te_tensor *codes = NULL, *scales = NULL;
     desc.kind = c->kind;
-    desc.dtype = c->kind == TE_QUANT_NVFP4 ? TE_F4E2M1 : TE_F8E4M3;
+    desc.dtype = c->kind == TE_QUANT_NVFP4 ? TE_F4E2M1 : fp8;
     desc.usage = TE_ROWWISE;
     if (c->kind == TE_QUANT_BLOCK) desc.block.block_scaling_dim = c->of_weight == TE_SCALING_BLOCK_2D ? 2 : 1;
     te_quantizer *q = te_quantizer_create(te, &desc);
@@ -74,7 +74,7 @@ static void check_joint(te_ctx *te, const joint_case *c, step s, te_dtype in, in
         te_joint_product *p = &a.product[i];
         p->n = s == ACTIVATION ? widths[0] : widths[i];
         te_tensor *w = test_tensor(te, out, SHAPE(p->n, k), test_normal(p->n * k, (uint64_t)(7 + i)));
-        if (c->kind) weight_of(te, c, w, p);
+        if (c->kind) weight_of(te, c, TE_F8E4M3, w, p);
         else p->b = w;
         p->bias = (m + i) % 3 == 0 ? test_tensor(te, TE_BF16, SHAPE(p->n), test_normal(p->n, 9)) : NULL;
         p->d = halves ? (i ? NULL : halves) : test_guarded(te, out, SHAPE(m, p->n));
@@ -84,7 +84,8 @@ static void check_joint(te_ctx *te, const joint_case *c, step s, te_dtype in, in
     a.residual = s == RESIDUAL ? test_tensor(te, out, SHAPE(m, widths[0]), test_normal(m * widths[0], 11)) : NULL;
     if (s) a.y = test_guarded(te, out, SHAPE(m, widths[0])), y = test_guarded(te, out, SHAPE(m, widths[0]));
     REQUIRE_OK(te);
-    if (te_explain(te, TE_OP_JOINT_GEMM, &a, "sm_90", &e) == TE_OK && one_launch) CHECK_MSG(e.launches == 1 && strstr(e.kernels, "JOINT="), "%d launches: %s", e.launches, e.kernels);
+    REQUIRE(te_explain(te, TE_OP_JOINT_GEMM, &a, "sm_90", &e) == TE_OK);
+    if (one_launch) CHECK_MSG(e.launches == 1 && strstr(e.kernels, "JOINT="), "%d launches: %s", e.launches, e.kernels);
     te_op_joint_gemm(te, &a);
     by_calls(te, &a, d, y);
     REQUIRE_OK(te);
@@ -159,4 +160,48 @@ TE_TEST_DEVICES(joint_gemm_complaints) {
     a = good, a.k = 33, te_op_joint_gemm(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "A is [2, 32]");
     CHECK_OK(te);
+}
+
+/* Products whose B or D are of different formats are no parts of one launch, which reads and writes one of each. D may
+ * be a part of wider rows. */
+TE_TEST_DEVICES(joint_gemm_of_mixed_formats) {
+    enum { M = 3, N = 48, K = 256 };
+    for (int mixed_b = 0; mixed_b < 2; mixed_b++)
+        for (int count = 2; count <= 3; count++) {
+            te_op_joint_gemm_args a = {0};
+            te_explanation e;
+            test_case("%s, %d products", mixed_b ? "e4m3 and e5m2" : "bf16 and f32", count);
+            a.a = test_tensor(te, TE_BF16, SHAPE(M, K), test_normal(M * K, 1));
+            a.count = count;
+            a.m = M, a.k = K;
+            if (mixed_b) a.quantize_a = TE_F8E4M3;
+            te_tensor *d[3], *wide = test_guarded(te, TE_BF16, SHAPE(M, 3 * N));
+            for (int i = 0; i < count; i++) {
+                const bool other = i + 1 == count;
+                te_joint_product *p = &a.product[i];
+                te_tensor *w = test_tensor(te, TE_BF16, SHAPE(N, K), test_normal(N * K, (uint64_t)(2 + i)));
+                p->n = N;
+                if (mixed_b) weight_of(te, &joint_cases[3], other ? TE_F8E5M2 : TE_F8E4M3, w, p);
+                else p->b = w;
+                p->d = other && !mixed_b ? test_guarded(te, TE_F32, SHAPE(M, N)) : te_tensor_narrow(wide, 1, i * N, N);
+                d[i] = test_guarded(te, other && !mixed_b ? TE_F32 : TE_BF16, SHAPE(M, N));
+            }
+            REQUIRE_OK(te);
+            REQUIRE(te_explain(te, TE_OP_JOINT_GEMM, &a, "sm_90", &e) == TE_OK);
+            CHECK_MSG(e.launches == count && !strstr(e.kernels, "JOINT="), "%d launches: %s", e.launches, e.kernels);
+            te_op_joint_gemm(te, &a);
+            by_calls(te, &a, d, NULL);
+            REQUIRE_OK(te);
+            for (int i = 0; i < count; i++)
+                CHECK_BYTES("D", test_read_bytes(te_tensor_contiguous(a.product[i].d)), test_read_bytes(d[i]),
+                            te_tensor_bytes(d[i]));
+        }
+}
+
+/* k is too long for gemv_k beside so few lines of B: each of three products quantizes A, decodes both operands and
+ * splits k, and has workspaces for all of that. */
+TE_TEST_DEVICES(joint_gemm_with_most_workspaces) {
+    static const int64_t widths[3] = {32, 32, 48};
+    for (int c = COUNT(joint_cases) - 2; c < COUNT(joint_cases); c++) /* MXFP8, NVFP4 */
+        check_joint(te, &joint_cases[c], NOTHING, TE_BF16, 3, 4, widths, 16640, false);
 }

@@ -776,7 +776,8 @@ static te_result te__gemm_plan_quantized(te__plan *p, const te_op_gemm_args *a) 
 }
 
 /* Plans products that share A, and the step after them, as one launch of gemv_k. Returns false, and has planned
- * nothing, if one of them is no product of gemv_k that reads A in high precision. */
+ * nothing, if one of them is no product of gemv_k that reads A in high precision, or if the formats of B or D differ:
+ * the kernel's options and te_gemv_product have one of each. */
 static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, int count, te_activation activation,
                                 const te_tensor *residual, te_tensor *y) {
     enum { MOST = 1 + TE__COUNT(((te__gemv_kargs *)0)->more) };
@@ -790,7 +791,8 @@ static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, int count
         if (a->quantize_a) te__gemm_codes_init(&codes[i], p->te, &a[i]);
         q[i] = te__gemm_problem_of(a->quantize_a ? &codes[i].product : &a[i]);
         if (a->quantize_a) q[i].high = &a[i];
-        if (a[i].n < a[i].m || te__gemm_is_exact(p, &q[i]) || !te__gemm_is_gemv(p, &q[i], false) ||
+        if (q[i].b.dtype != q[0].b.dtype || a[i].d->dtype != a->d->dtype || a[i].n < a[i].m ||
+            te__gemm_is_exact(p, &q[i]) || !te__gemm_is_gemv(p, &q[i], false) ||
             !te__gemm_is_aligned(&q[i]) || te__gemv_warps(p, &q[i]) != te__gemv_warps(p, &q[0]) ||
             (a[i].amax_b && te__numel(a[i].amax_b) > 1) || a->k % turn != 0 || !te__rows_aligned(a->a, a->k, 16) ||
             (a->quantize_a && (a->m * a->k > TE__GEMM_QUANTIZE_NUMBERS || !te__gemv_shares(&q[i]))))

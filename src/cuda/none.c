@@ -15,4 +15,16 @@ static te_result te__cuda_explain(te_ctx *te, const te__op_info *op, const void 
                     "\"cpu\"",
                     sm);
 }
+TE_API int te_ctx_sm(const te_ctx *te) {
+    (void)te;
+    return 0;
+}
+TE_API void *te_ctx_cu_context(const te_ctx *te) {
+    (void)te;
+    return NULL;
+}
+TE_API void *te_ctx_cu_stream(const te_ctx *te) {
+    (void)te;
+    return NULL;
+}
 static void te__cuda_report(te__report_text *t) { te__say(t, "driver: left out by TE_NO_CUDA\n"); }

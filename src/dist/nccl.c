@@ -262,7 +262,7 @@ static te_result te__nccl_run(te__nccl_rank *me, const te__nccl_call *c, const c
 /* "te_all_reduce bf16 [4, 8]" */
 static const char *te__nccl_what(te__collective kind, const te_tensor *x, const char *more, char text[TE__WHAT_TEXT]) {
     char shape[TE__SHAPE_TEXT];
-    snprintf(text, TE__WHAT_TEXT, "%s %s %s%s", te__collective_name(kind), te_dtype_name(x->dtype),
+    snprintf(text, TE__WHAT_TEXT, "%s %s %.128s%s", te__collective_name(kind), te_dtype_name(x->dtype),
              te__shape_text(x, shape), more);
     return text;
 }

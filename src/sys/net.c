@@ -20,7 +20,6 @@ struct addrinfo {
 };
 extern int getaddrinfo(const char *node, const char *service, const struct addrinfo *hints, struct addrinfo **found);
 extern void freeaddrinfo(struct addrinfo *found);
-extern const char *gai_strerror(int code);
 #endif
 #ifdef MSG_NOSIGNAL
 #define TE__NO_SIGNAL MSG_NOSIGNAL
@@ -98,6 +97,7 @@ static inline int te__net_listen(bool loopback, int *port, te__text *why) {
     struct sockaddr_storage a;
     socklen_t n = sizeof a;
     int fd = -1, on = 1, off = 0, family;
+    uint32_t address;
     /* a socket of IPv6 takes both kinds; machines without IPv6 take the other */
     for (family = loopback ? AF_INET : AF_INET6; fd < 0; family = AF_INET) {
         fd = socket(family, SOCK_STREAM, 0);
@@ -110,7 +110,8 @@ static inline int te__net_listen(bool loopback, int *port, te__text *why) {
             n = sizeof(struct sockaddr_in6);
         } else {
             ((struct sockaddr_in *)&a)->sin_port = htons((uint16_t)*port);
-            ((struct sockaddr_in *)&a)->sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
+            address = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
+            memcpy(&((struct sockaddr_in *)&a)->sin_addr, &address, sizeof address);
             n = sizeof(struct sockaddr_in);
         }
         if (fd >= 0 && te__net_prepare(fd) && bind(fd, (struct sockaddr *)&a, n) == 0 && listen(fd, SOMAXCONN) == 0)
@@ -196,7 +197,7 @@ static inline int te__net_connect(const char *host, int port, double deadline, t
     snprintf(service, sizeof service, "%d", port);
     code = getaddrinfo(host, service, &hints, &found);
     if (code != 0) {
-        te__text_printf(why, "the host \"%s\" is not found: %s", host, gai_strerror(code));
+        te__text_printf(why, "the host \"%s\" is not found (getaddrinfo: %d)", host, code);
         return -1;
     }
     fd = te__net_connect_any(found, TE__CONNECT_SECONDS, deadline);
@@ -226,7 +227,8 @@ static inline bool te__net_is_loopback(const char *host) {
 
 static inline void te__host_name(char *name, size_t cap) {
     struct utsname system;
-    snprintf(name, cap, "%s", uname(&system) >= 0 && system.nodename[0] ? system.nodename : "localhost");
+    bool named = uname(&system) >= 0 && system.nodename[0];
+    snprintf(name, cap, "%.*s", (int)cap - 1, named ? system.nodename : "localhost");
 }
 
 /* Fills `out` with bytes that nobody can guess. */

@@ -160,7 +160,7 @@ static inline void te__thread_join(te__thread *t) { pthread_join(t->os, NULL); }
 /* Lets another thread or process run, if one waits for the processor. */
 static inline void te__thread_yield(void) {
 #ifdef _WIN32
-    SwitchToThread();
+    Sleep(0);
 #else
     sched_yield();
 #endif

@@ -618,6 +618,11 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
     saved[5] = (te_tensor *)args->rng;
     te__attention_tensors(&args->rule, saved + 6, false);
     for (i = 0; i < TE__ATTENTION_INPUTS; i++) wanted = wanted || (in[i] && te__wants_grad(in[i]));
+    if (wanted && args->rule.k_factors)
+        return te__not_ok(parts[0]->te, TE_ERR_UNSUPPORTED,
+                          "te_attention: k is %s, with rule.k_factors, and gradients are recorded; a cache's codes are "
+                          "for inference and have no gradients: open te_no_grad_begin first",
+                          te_dtype_name(args->k->dtype));
     if (wanted && te__score_mod_check_gradient(parts[0]->te, "te_attention", &args->rule.score_mod) != TE_OK)
         return false;
     return te__score_mod_keep(parts[0]->te, &args->rule.score_mod);

@@ -261,7 +261,9 @@ static te_result te__kv_cache_extend(te_kv_cache *c, int layer, te_tensor **k, t
     te_result result;
     call->attn_mask_type = c->length > 0 ? TE_MASK_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL;
     if (te__kv_cache_codes(l)) {
-        if (!te__kv_cache_rows(c, layer, &rows)) return te_error_code(c->te);
+        /* A layer that is called alone has not begun the step; otherwise this changes nothing. */
+        if (te__kv_cache_begin(c, added, 0, INT64_MAX) != TE_OK || !te__kv_cache_rows(c, layer, &rows))
+            return te_error_code(c->te);
         result = te__kv_cache_put(c->te, &rows, *k, *v);
         call->k_factors = te_tensor_narrow(l->k_factors, 1, 0, length);
         call->v_factors = te_tensor_narrow(l->v_factors, 1, 0, length);

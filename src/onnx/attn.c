@@ -283,6 +283,8 @@ static te_result te__onnx_attn_refuse(te__onnx *g, const te_op_attn_fwd_args *a)
                            "which has masks of elements");
     else if (a->rule.page_table)
         te__onnx_refuse(g, "a paged cache of keys and values: memory that calls share, which a graph has not");
+    else if (a->rule.k_factors)
+        te__onnx_refuse(g, "keys and values that are codes of a cache: memory that calls share, which a graph has not");
     else if (m->score_mod || m->mask_mod || m->score_fn || m->mask_fn)
         te__onnx_refuse(g,
                         "a score_mod of the user's: an expression that kernels are made of, and a graph is not; give a "

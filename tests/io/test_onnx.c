@@ -667,6 +667,14 @@ static te_result ask_gradient(te_module *m, te_forward_args *args) {
     args->outputs.out = te_tensor_empty(te, TE_F32, 2, te_tensor_shape(args->input));
     return te_op_softcap(te, &(te_op_softcap_args){.x = args->input, .dy = args->input, .y = args->outputs.out, .cap = 2});
 }
+/* Attention to the codes of a cache. */
+static te_result ask_cache(te_module *m, te_forward_args *args) {
+    te_ctx *te = te_module_ctx(m);
+    te_tensor *codes = te_tensor_zeros(te, TE_F8E4M3, SHAPE(1, 4, 1, 6)), *of_rows = te_tensor_zeros(te, TE_F8E8M0, SHAPE(1, 4, 1));
+    te_tensor *y = te_attention(te_tensor_view(args->input, 4, (const int64_t[]){1, -1, 1, 6}), codes, codes, &(te_attn_desc){.format = TE_BSHD, .rule = {.mask = TE_MASK_NONE, .k_factors = of_rows, .v_factors = of_rows}});
+    args->outputs.out = te_tensor_view(y, 2, (const int64_t[]){-1, 6});
+    return te_error_code(te);
+}
 TE_TEST_DEVICES(onnx_refuses_what_a_graph_cannot) {
     static const struct {
         te_module_class cls;
@@ -678,6 +686,7 @@ TE_TEST_DEVICES(onnx_refuses_what_a_graph_cannot) {
                {{.name = "Codes", .forward = ask_codes}, "the output \"out\" is codes, e4m3"},
                {{.name = "Gradient", .forward = ask_gradient}, "softcap of \"Gradient\": it is that of a backward pass"},
                {{.name = "More", .forward = ask_more}, "call 2 of an operation is axpby"},
+               {{.name = "Cache", .forward = ask_cache}, "keys and values that are codes of a cache"},
                {{.name = "Affine", .forward = ask_affine}, "of which copy has written a part"}};
     const char *path = test_path("refused.onnx");
     te_tensor *x = normal(te, TE_F32, SHAPE(4, 6));

@@ -167,6 +167,27 @@ static te_result dec_attention(te_module *m, te_forward_args *args) {
     te_module_set_forward(m, dec_attention);
     return result;
 }
+/* A layer that is called alone, by no model that begins the step, caches all of its keys and values. */
+TE_TEST_DEVICES(decode_of_one_layer_with_codes) {
+    const te_causal_lm_desc desc = dec_desc(0, TE_F32);
+    te_seed(te, 5);
+    te_module *m = te_causal_lm_create(te, &desc);
+    te_tensor *x = test_tensor(te, TE_F32, SHAPE(2, DEC_P, DEC_D), test_normal(2 * DEC_P * DEC_D, 3));
+    float *y[2];
+    te_no_grad_begin(te);
+    for (int i = 0; i < 2; i++) {
+        te_kv_cache *cache = te_kv_cache_create_with(m, &(te_kv_cache_desc){.batch = 2, .max_length = DEC_ROOM, .dtype = i ? TE_F8E4M3 : TE_DTYPE_NONE});
+        te_forward_args args = {.input = x, .kv_cache = cache};
+        y[i] = test_read(te_forward_with(te_module_find(m, "model.layers.0.self_attn"), &args));
+        REQUIRE_OK(te);
+        te_kv_cache_destroy(cache);
+    }
+    te_no_grad_end(te);
+    /* codes of keys and values are off by 2.6e-2 in the mean */
+    CHECK_ERROR_BELOW("one layer", y[1], y[0], 2 * DEC_P * DEC_D, 5e-2);
+    te_module_destroy(m);
+}
+
 /* What is cached does not depend on how the ids came: all at once, or in steps of several. */
 TE_TEST_DEVICES(decode_in_steps_with_codes) {
     te_causal_lm_desc desc = dec_desc(0, TE_F32);

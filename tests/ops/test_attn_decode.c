@@ -203,6 +203,65 @@ TE_TEST(attn_cache_refusals) {
 #undef REFUSED
 }
 
+/* A cache's codes have no gradients: neither of the operation nor of a recorded call. */
+TE_TEST(attn_cache_has_no_gradients) {
+    te_ctx *te = test_context("cpu");
+    if (!te) return;
+    te_tensor *q = te_tensor_zeros(te, TE_BF16, SHAPE(1, 2, 4, 16)), *numbers = te_tensor_zeros(te, TE_BF16, SHAPE(1, 9, 2, 16)), *k = te_tensor_zeros(te, TE_F8E4M3, SHAPE(1, 9, 2, 16)), *factors = te_tensor_zeros(te, TE_F8E8M0, SHAPE(1, 9, 2));
+    const te_op_attn_bwd_args good = {.q = q, .k = k, .v = k, .o = q, .d_o = q, .lse = te_tensor_zeros(te, TE_F32, SHAPE(1, 4, 2)), .dq = te_tensor_zeros(te, TE_BF16, SHAPE(1, 2, 4, 16)), .dk = te_tensor_zeros(te, TE_BF16, SHAPE(1, 9, 2, 16)), .dv = te_tensor_zeros(te, TE_BF16, SHAPE(1, 9, 2, 16)), .format = TE_BSHD, .rule = {.mask = TE_MASK_NONE, .k_factors = factors, .v_factors = factors}};
+    te_op_attn_bwd_args a = good;
+    te_op_attn_bwd(te, &a);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "q is bf16, k is e4m3 and v is e4m3, and rule.k_factors is given");
+    a = good, a.rule.k_factors = a.rule.v_factors = NULL;
+    te_op_attn_bwd(te, &a);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "q is bf16, k is e4m3 and v is e4m3; a cache's codes");
+    a = good, a.k = a.v = numbers;
+    te_op_attn_bwd(te, &a);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "k is bf16 and v is bf16, and rule.k_factors is given");
+    a.rule.k_factors = a.rule.v_factors = NULL;
+    CHECK_EQ_INT(te_op_attn_bwd(te, &a), TE_OK);
+
+    const te_attn_desc desc = {.format = TE_BSHD, .rule = {.mask = TE_MASK_NONE, .k_factors = factors, .v_factors = factors}};
+    CHECK(te_attention(q, k, k, &desc) != NULL);
+    te_tensor *leaf = te_tensor_set_requires_grad(te_tensor_full(te, TE_BF16, SHAPE(1, 2, 4, 16), 1), true);
+    CHECK(te_attention(leaf, k, k, &desc) == NULL);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "k is e4m3, with rule.k_factors, and gradients are recorded");
+    te_no_grad_begin(te);
+    CHECK(te_attention(leaf, k, k, &desc) != NULL);
+    te_no_grad_end(te);
+    REQUIRE_OK(te);
+}
+
+/* The factor 255 of E8M0 is NaN, of a row of keys and of values. Beyond the end of a sequence nothing reads it. With 2 and with 40 queries, for which CUDA has different kernels; of f32 q the general one runs. */
+TE_TEST_DEVICES(attn_cache_nan_factors) {
+    enum { LENGTH = 70, ROOM = 80, G = 2, D = 64, BAD = 33 };
+    for (int n = 0; n < 2 * 2 * 3; n++) {
+        const te_dtype dtype = n % 2 ? TE_F32 : TE_BF16;
+        const int s_q = n / 2 % 2 ? 40 : 2, which = n / 4; /* 0: keys, 1: values, 2: both, but beyond the end */
+        test_case("%s, %d queries, NaN of %s", te_dtype_name(dtype), s_q, which == 0 ? "keys" : which == 1 ? "values" : "both beyond the end");
+        float *of_rows[2];
+        for (int i = 0; i < 2; i++) {
+            of_rows[i] = test_floats(ROOM * G);
+            for (int j = 0; j < ROOM * G; j++) of_rows[i][j] = which == 2 ? (j / G >= LENGTH ? NAN : 1) : i == which && j == BAD * G ? NAN : 1; /* of head 0 */
+        }
+        te_tensor *k = test_tensor(te, TE_F8E4M3, SHAPE(1, ROOM, G, D), test_normal(ROOM * G * D, 1));
+        te_tensor *o = test_guarded(te, dtype, SHAPE(1, s_q, 4, D));
+        te_op_attn_fwd_args a = {.q = te_tensor_cast(test_tensor(te, TE_F32, SHAPE(1, s_q, 4, D), test_normal(s_q * 4 * D, 2)), dtype), .k = k, .v = k, .o = o, .format = TE_BSHD, .rule = {.mask = TE_MASK_PADDING}};
+        a.rule.k_factors = test_tensor(te, TE_F8E8M0, SHAPE(1, ROOM, G), of_rows[0]);
+        a.rule.v_factors = test_tensor(te, TE_F8E8M0, SHAPE(1, ROOM, G), of_rows[1]);
+        a.rule.cu_seqlens_q = test_i32(te, SHAPE(2), (const int64_t[]){0, s_q});
+        a.rule.cu_seqlens_kv = test_i32(te, SHAPE(2), (const int64_t[]){0, LENGTH});
+        te_op_attn_fwd(te, &a);
+        REQUIRE_OK(te);
+        const float *y = test_read(o);
+        for (int i = 0; i < s_q * 4 * D; i++)
+            if (isnan(y[i]) != (which < 2 && i / D % 4 < 2)) {
+                CHECK_MSG(false, "query %d, head %d: %g", i / (4 * D), i / D % 4, y[i]);
+                break;
+            }
+    }
+}
+
 TE_TEST(attn_decode_plans) {
     static const char *const devices[] = {"sm_80", "sm_86", "sm_90", "sm_100", "sm_120"};
     te_ctx *te = test_context("cpu");

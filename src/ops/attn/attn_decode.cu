@@ -203,6 +203,8 @@ TE_DEV void te_add_values(float (&o)[D / 16][N][4], const float (&p)[N][4], te_u
 
 // ---- factors of codes ----
 
+// Returns 2^(e - 127), or NaN for the E8M0 code 255. Code 0, which rows of zeros have, counts as 0.
+TE_DEV float te_factor(int e) { return __int_as_float(e == 255 ? 0x7fffffff : e << 23); }
 // te_scaled_row scales a row of Q by 2^(14 - e), so that its largest element is in 2^14 .. 2^15; FACTOR_P is the factor
 // of P. Both keep small numbers away from the subnormals of f16.
 enum { SCALED_Q = 14, FACTOR_P = 15 };
@@ -413,8 +415,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         float s[N][4];
         te_score_products(s, k + at.k, q + at.q);
         if (CODES) {
-            const float low = __int_as_float(__shfl_sync(0xffffffffu, factor, lane >> 2) << 23),
-                        high = __int_as_float(__shfl_sync(0xffffffffu, factor, (lane >> 2) + 8) << 23);
+            const float of_row = te_factor(factor), low = __shfl_sync(0xffffffffu, of_row, lane >> 2),
+                        high = __shfl_sync(0xffffffffu, of_row, (lane >> 2) + 8);
 #pragma unroll
             for (int i = 0; i < 4 * N; i++) s[i >> 2][i & 3] *= by_q[i >> 2][i & 1] * (i & 2 ? high : low);
         } else if (plain) {
@@ -489,7 +491,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     te_cp_async_wait<0>();
     __syncthreads(); // the tiles' memory takes the sums of the warps: [warp][row][channel]
     float *sums = (float *)te_shared;
-    const float of_sums = CODES ? __int_as_float(max(top_v - FACTOR_P, 0) << 23) : 1.0f;
+    const float of_sums = CODES ? te_factor(top_v == 255 ? 255 : max(top_v - FACTOR_P, 0)) : 1.0f;
 #pragma unroll
     for (int i = 0; i < 2 * N; i++) {
         const int n = i >> 1, c = i & 1, r = warp * ROWS + 8 * n + 2 * (lane & 3) + c;

@@ -479,9 +479,20 @@ static te_op_attn_fwd_args te__attn_forward_of(const te_op_attn_bwd_args *a) {
 static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     const char *op = "attn_bwd";
     te_op_attn_fwd_args f = te__attn_forward_of(a);
-    te_result r = te__attn_check(te, op, &f);
+    const bool codes = te__is_fp8(a->k->dtype) || te__is_fp8(a->v->dtype);
     te__attn_sizes s;
     te_qkv_format kv;
+    te_result r;
+    if (a->rule.k_factors || a->rule.v_factors || (codes && !te__is_fp8(a->q->dtype)))
+        return te__fail(te, TE_ERR_UNSUPPORTED,
+                        "%s: q is %s, k is %s and v is %s%s; a cache's codes, whose rows have factors, are for "
+                        "inference and have no gradients: pass numbers, or codes of q, k, v and d_o with the factors "
+                        "of fp8",
+                        op, te_dtype_name(a->q->dtype), te_dtype_name(a->k->dtype), te_dtype_name(a->v->dtype),
+                        a->rule.k_factors   ? ", and rule.k_factors is given"
+                        : a->rule.v_factors ? ", and rule.v_factors is given"
+                                            : "");
+    r = te__attn_check(te, op, &f);
     if (r != TE_OK) return r;
     a->rule = f.rule;
     r = te__score_mod_check_gradient(te, op, &a->rule.score_mod);

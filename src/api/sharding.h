@@ -21,6 +21,12 @@
  * rank's context already had, and an error of the program between its calls of te.h. The rank must then call
  * te_group_abort, which frees the waiting ranks.
  *
+ * Exchanges stand between the other collectives of a backward pass, such as those of tensor or expert parallelism. Two
+ * ranks that are together in another group must therefore reach the same units, else each may wait for the other. Where
+ * they do not, leave requires_gradient_sync false in the pass; set it behind the pass, and call te_fsdp_post_backward
+ * for each unit. If no node of the pass shows that it reads some trained parameter of a unit, the unit waits for all
+ * nodes of te_record, whose functions may play a pass of their own (te_enable_grad_begin).
+ *
  * Sharded units. With te_data_parallel_desc.shard each of the n ranks of the group owns one slice of each parameter of
  * the unit. Make units from the modules below to those above, then the optimizer:
  *

@@ -199,8 +199,8 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
  * warning. Entries that only the model has are errors. A plain weight in the file is quantized if the model stores it
  * quantized. An error changes nothing, except TE_ERR_IO (a read failed) and an error of a custom quantizer.
  * A set of files that ranks have written opens in any layout: on one rank, or on any number of ranks, sharded or not;
- * each rank reads what it keeps. All ranks of sharded units must make the call. TE_ERR_FORMAT or TE_ERR_IO if a file of
- * the set is missing or is not of the same save. */
+ * each rank reads what it keeps. All ranks of sharded units must make the call; if one fails, all do. TE_ERR_FORMAT or
+ * TE_ERR_IO if a file of the set is missing or is not of the same save. */
 TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* Writes the value of a file's metadata entry `key` into buffer. TE_ERR_INVALID if there is no such entry, or its value
  * does not fit. */

@@ -342,6 +342,8 @@ typedef struct te__node {
     size_t state_size;
     void (*release)(te_ctx *te, void *state); /* or NULL */
     bool takes_quantized; /* the backward function accepts quantized gradients; if false, they are decoded first */
+    bool foreign; /* made by te_record: the backward function may play parts of its own, and so write gradients of
+                   * tensors that `inputs` lacks */
     te_saved_tensors_hooks hooks; /* the hooks that made `packed` */
     void **packed;                /* for each saved tensor a handle from the hooks, or NULL if the tensor is not packed.
                                    * Without hooks, `packed` itself is NULL */

@@ -21,6 +21,7 @@ typedef struct te__dp_unit {
     int depth;          /* how many forwards of the unit's modules run now */
     bool inner;         /* gathered by a node of a checkpointed function that te_backward has run again */
     int pending;        /* how often nodes that te_backward has not played yet read a parameter of the unit */
+    bool hidden;        /* no node of the pass is known to read some trained parameter of the unit */
     int place;          /* of the module in its model; used by te__units_number */
 } te__dp_unit;
 
@@ -28,7 +29,10 @@ typedef struct te__sharding_state {
     te__dp_unit *units; /* the list of all units of the context */
     te__dp_unit **turn; /* the units that this backward pass exchanges, in order */
     int num_turn, cap_turn, next;
-    bool told; /* the ranks know already that this pass has failed */
+    bool told; /* the ranks know already that this pass has failed: a collective has failed on all of them */
+    int foreign;       /* nodes of te_record that te_backward has not played yet */
+    bool met_foreign;  /* the pass has such nodes */
+    uint64_t began_at; /* te->writes when the pass began */
 } te__sharding_state;
 static const te__slot te__sharding_slot = {sizeof(te__sharding_state)};
 static te__sharding_state *te__sharding_of(const te_ctx *te) {
@@ -98,13 +102,13 @@ static void te__unit_params_free(te_ctx *te, te__unit_params *p) {
     te__free(te, p->list);
 }
 
-/* Returns whether a gradient of u was written since u last exchanged. */
-static bool te__unit_is_reached(const te__dp_unit *u, const te__unit_params *p) {
+/* Returns whether a gradient of a unit was written after te->writes was `since`. */
+static bool te__unit_is_reached(const te__unit_params *p, uint64_t since) {
     int i, k;
     for (i = 0; i < p->n; i++)
         for (k = 0; k < 2; k++) {
             const te_tensor *grad = k ? te_tensor_main_grad(p->list[i]) : te_tensor_grad(p->list[i]);
-            if (grad && grad->buffer && grad->buffer->written_at > u->exchanged_at) return true;
+            if (grad && grad->buffer && grad->buffer->written_at > since) return true;
         }
     return false;
 }
@@ -180,6 +184,7 @@ static te_result te__unit_reduce(te__dp_unit *u, const te__unit_params *p) {
     result = flat ? te__all_reduce(u->desc.group, flat, TE_REDUCE_SUM)
                   : te__refuse(u->desc.group, TE__ALL_REDUCE, te_error_code(te));
     if (result == TE_OK) result = te__unit_spread(u, p, flat, grads, lacks, 1.0f / divide);
+    else te__sharding_of(te)->told = true;
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
     te__free(te, grads);
@@ -289,7 +294,10 @@ static te_result te__unit_reduce_scatter(te__dp_unit *u, const te__unit_params *
     int64_t columns = p->n;
     bool lacks = false;
     int i;
-    if (result != TE_OK) return te__refuse(u->desc.group, TE__REDUCE_SCATTER, result);
+    if (result != TE_OK) {
+        te__sharding_of(te)->told = true;
+        return te__refuse(u->desc.group, TE__REDUCE_SCATTER, result);
+    }
     if (p->n == 0) return TE_OK;
     for (i = 0; i < p->n; i++) columns += p->list[i]->shard->chunk * p->list[i]->shard->width;
     grads = (te_tensor **)te__alloc_zero(te, (size_t)p->n * sizeof(te_tensor *));
@@ -299,7 +307,8 @@ static te_result te__unit_reduce_scatter(te__dp_unit *u, const te__unit_params *
     if (rows) row = te__empty_1d(te, TE_F32, columns);
     result = row ? te__reduce_scatter(u->desc.group, rows, row)
                  : te__refuse(u->desc.group, TE__REDUCE_SCATTER, te_error_code(te));
-    if (result == TE_OK && !te->warming) result = te__unit_keep_slices(u, p, row, grads, lacks, 1.0f / divide);
+    if (result != TE_OK) te__sharding_of(te)->told = true;
+    else if (!te->warming) result = te__unit_keep_slices(u, p, row, grads, lacks, 1.0f / divide);
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
     te__free(te, grads);
@@ -319,16 +328,17 @@ static te_result te__unit_exchange(te__dp_unit *u) {
     if (!te__unit_list(&p, u->module)) result = te_error_code(te);
     for (i = 0; i < p.n && result == TE_OK; i++) /* during te_backward a gradient may share memory with another */
         if (p.list[i]->var) result = te__leaf_own(te, p.list[i]->var);
-    if (result != TE_OK)
+    if (result != TE_OK) {
+        te__sharding_of(te)->told = true;
         result = te__refuse(u->desc.group, te__unit_collective(u), result);
-    else if (u->desc.post_backward) {
+    } else if (u->desc.post_backward) {
         result = te__returned(te, u->desc.post_backward(u->desc.user, u->module), "the post_backward", u->module->name);
         /* if the callback has already set an error, that error stays */
         if (result != TE_OK)
             te__fail(te, result, "the post_backward of \"%s\" returned %s", u->module->name, te_result_name(result));
+        te__sharding_of(te)->told = result != TE_OK; /* its own collectives are its own affair */
     } else
         result = u->set ? te__unit_reduce_scatter(u, &p) : te__unit_reduce(u, &p);
-    if (result != TE_OK) te__sharding_of(te)->told = true;
     u->done = true;
     u->exchanged_at = te->writes;
     te__unit_params_free(te, &p);
@@ -380,11 +390,24 @@ static void te__unit_count(te__var *v, int step) {
     if (v && v->unit) ((te__dp_unit *)v->unit)->pending += step;
 }
 /* Adds `step` to the counts of the units that have the parameters that a node reads. */
-static void te__units_count(const te__node *node, int step) {
+static void te__units_count(te__sharding_state *s, const te__node *node, int step) {
     const te__snapshot *again = te__checkpoint_snapshot(node);
     int k;
+    if (node->foreign) s->foreign += step;
     for (k = 0; k < node->num_inputs; k++) te__unit_count(node->inputs[k], step);
     for (k = 0; again && k < again->num_params; k++) te__unit_count(again->params[k]->var, step);
+}
+/* Returns whether a trained parameter of u was not marked in the pass number `pass`. */
+static bool te__unit_is_hidden(const te__dp_unit *u, const te_module *m, uint64_t pass) {
+    bool hidden = false;
+    int i;
+    if (m != u->module && te__unit_of(m)) return false;
+    for (i = 0; i < m->num_entries && !hidden; i++) {
+        const te_tensor *x = m->entries[i].tensor;
+        hidden = m->entries[i].kind == TE_ENTRY_PARAMETER && x->requires_grad && !(x->var && x->var->pass == pass);
+    }
+    for (i = 0; i < m->num_children && !hidden; i++) hidden = te__unit_is_hidden(u, m->children[i], pass);
+    return hidden;
 }
 /* Marks the variables that a backward pass from the `count` tensors y can reach, and counts how often its nodes read
  * parameters of each unit. Decides which units exchange gradients in the pass. */
@@ -393,8 +416,9 @@ static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y
     te__sharding_state *state = te__sharding_of(te);
     te__dp_unit *u;
     int i, k;
-    state->num_turn = state->next = 0;
-    state->told = false;
+    state->num_turn = state->next = state->foreign = 0;
+    state->told = state->met_foreign = false;
+    state->began_at = te->writes;
     if (!state->units) return;
     for (u = state->units; u; u = u->next) {
         u->pending = 0;
@@ -413,8 +437,10 @@ static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y
         again = te__checkpoint_snapshot(node);
         for (k = 0; again && k < again->num_params; k++)
             if (again->params[k]->var) again->params[k]->var->pass = pass;
-        te__units_count(node, 1);
+        te__units_count(state, node, 1);
     }
+    state->met_foreign = state->foreign > 0;
+    for (u = state->units; u; u = u->next) u->hidden = state->met_foreign && te__unit_is_hidden(u, u->module, pass);
     for (u = state->units; u; u = u->next)
         if (te__unit_is_first(state, u) && te__units_are_marked(te__root_of(u->module), pass))
             te__units_queue(te, te__root_of(u->module));
@@ -456,7 +482,7 @@ static te_result te__units_node_begins(te_ctx *te, te__node *node) {
         if (!u->set || te__shards_are_whole(u->set) || !te__unit_is_saved(u, node)) continue;
         result = te__shards_gather(u->set);
         u->inner = te->tape.plays > 1;
-        if (result != TE_OK) s->told = true;
+        if (result != TE_OK) s->told = s->told || u->set->told;
     }
     return result;
 }
@@ -467,13 +493,14 @@ static te_result te__units_node_ends(te_ctx *te, te__node *node) {
     te_result result = TE_OK;
     te__dp_unit *u;
     if (te->tape.plays != 1) return TE_OK; /* a checkpoint's node counts for the nodes of its function */
-    te__units_count(node, -1);
+    te__units_count(s, node, -1);
     for (u = s->units; u && result == TE_OK; u = u->next)
         if (u->set && u->set->whole && u->pending == 0 && u->depth == 0 && u->state.reshard_after_backward)
             result = te__shards_scatter(u->set);
     while (result == TE_OK && !te->warming && s->next < s->num_turn) {
         u = s->turn[s->next];
         if (u->pending != 0 || u->desc.post_backward || te__units_are_deferred(u->module)) break;
+        if (u->hidden && s->foreign > 0) break; /* such a node may make the gradient that is still missing */
         s->next++;
         result = te__unit_exchange(u);
     }
@@ -504,22 +531,26 @@ static te_result te__units_leave(te_ctx *te, te_result result) {
     s->num_turn = s->next = 0;
     return result;
 }
-/* Makes the queue of a te_backward_dw: the units of the models whose gradients it has completed. */
-static te_result te__units_queue_written(te_ctx *te) {
+/* Queues the units of models whose gradients were written, though te__units_mark has not seen that nodes read their
+ * parameters. m: the module of a te_backward_dw, which has completed gradients. NULL: a pass with nodes of te_record.
+ */
+static te_result te__units_queue_written(te_ctx *te, const te_module *m) {
     te__sharding_state *s = te__sharding_of(te);
     te_result result = TE_OK;
     te__dp_unit *u, *other;
-    s->num_turn = s->next = 0;
+    if (m) s->num_turn = s->next = 0;
     for (u = s->units; u && result == TE_OK; u = u->next) {
         te__unit_params p = TE_ZERO;
         p.unit = u->module;
         if (!te__unit_list(&p, u->module)) result = te_error_code(te);
-        u->reached = result == TE_OK && !te__units_are_deferred(te__root_of(u->module)) && te__unit_is_reached(u, &p);
+        u->reached = result == TE_OK && !te__units_are_deferred(te__root_of(u->module)) &&
+                     te__unit_is_reached(&p, m ? u->exchanged_at : s->began_at);
         te__unit_params_free(te, &p);
     }
     for (u = s->units; u && result == TE_OK; u = u->next) {
         bool reached = false;
         if (!te__unit_is_first(s, u)) continue;
+        if (!m && te__units_are_marked(te__root_of(u->module), te->tape.passes)) continue; /* queued already */
         for (other = u; other; other = other->next)
             reached = reached || (other->reached && te__root_of(other->module) == te__root_of(u->module));
         if (reached) te__units_queue(te, te__root_of(u->module));
@@ -544,7 +575,7 @@ static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result re
     if (!s->units) return result;
     if (te->warming) return te__units_leave(te, result);
     if (m) s->told = false;
-    if (m && result == TE_OK) result = te__units_queue_written(te);
+    if ((m || s->met_foreign) && result == TE_OK) result = te__units_queue_written(te, m);
     if (result != TE_OK) te__units_refuse(te, m, result);
     while (result == TE_OK && s->next < s->num_turn) {
         te__dp_unit *u = s->turn[s->next++];
@@ -579,7 +610,7 @@ static te_result te__unit_enter(te_module *m) {
     if (!u) return TE_OK;
     if (u->depth == 0) result = te__shards_gather(u->set);
     if (result == TE_OK) u->depth++;
-    else te__sharding_of(m->te)->told = true;
+    else if (u->set->told) te__sharding_of(m->te)->told = true;
     return result;
 }
 /* Releases the unit's parameters after its outermost forward. After a failure of this rank, tells the ranks that wait

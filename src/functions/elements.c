@@ -20,7 +20,7 @@ static te_result te__record_outputs(const char *name, te_tensor *const *outputs,
     node.state_size = state_size;
     node.backward = backward;
     node.release = release;
-    return te_record(outputs[0]->te, &node);
+    return te__record_always(outputs[0]->te, &node, false);
 }
 /* Records a node with one output and returns this output, or NULL on failure. */
 static te_tensor *te__record_owning(const char *name, te_tensor *y, te_backward_fn backward, const void *state,

@@ -23,7 +23,7 @@ static te_tensor *te__record_unary(const char *name, te_tensor *x, te_tensor *y,
     node.state = state;
     node.state_size = sizeof(*state);
     node.backward = backward;
-    return te_record(x->te, &node) == TE_OK ? y : NULL;
+    return te__record_always(x->te, &node, false) == TE_OK ? y : NULL;
 }
 
 static te_result te__view_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,

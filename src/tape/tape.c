@@ -273,7 +273,8 @@ static te_result te__record_always(te_ctx *te, const te_node_desc *desc, bool al
     return result == TE_OK ? te->error_code : result;
 }
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
-    int i;
+    te_result result;
+    int i, before;
     if (!te) return TE_ERR_STATE;
     if (!te__has_desc(te, desc, "te_record")) return te->error_code;
     if (desc->num_inputs < 0 || desc->num_outputs < 0 || desc->num_saved < 0 || (desc->num_inputs && !desc->inputs) ||
@@ -287,7 +288,10 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
         if (!desc->outputs[i])
             te__fail(te, TE_ERR_STATE, "te_record: output %d of %d of %s is NULL", i + 1, desc->num_outputs,
                      desc->name ? desc->name : "?");
-    return te__record_always(te, desc, false);
+    before = te->tape.segment->num_nodes;
+    result = te__record_always(te, desc, false);
+    if (te->tape.segment->num_nodes > before) te->tape.segment->nodes[before]->foreign = true;
+    return result;
 }
 /* Does what te_record does, but quantized gradients are not decoded for the node's backward function. */
 static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {

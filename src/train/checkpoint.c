@@ -223,22 +223,37 @@ static te_result te__ckpt_read_slices(te__ckpt *c) {
     }
     return result;
 }
-/* Writes the values of quantized weights that the file has in high precision. A sharded weight is gathered for it. */
+/* Returns the set whose parameters are gathered for a new value of x, or NULL. */
+static te__shard_set *te__ckpt_moving_set(const te_tensor *x) { return x->moves && x->shard ? x->shard->set : NULL; }
+/* Writes the values of quantized weights that the file has in high precision. A sharded weight is gathered for it, by
+ * all ranks, which hear of a failure before the next gathering. */
 static te_result te__ckpt_start_values(te__ckpt_plan *p) {
     te_result result = TE_OK;
+    bool told = false;
     int i;
-    for (i = 0; i < p->have.values.n && result == TE_OK; i++) {
+    for (i = 0; i < p->have.values.n; i++)
+        if (te__ckpt_moving_set(p->have.values.items[i].tensor))
+            te__ckpt_moving_set(p->have.values.items[i].tensor)->visited = false;
+    for (i = 0; i < p->have.values.n && !told; i++) {
         te_tensor *x = (te_tensor *)p->have.values.items[i].tensor;
-        if (x->moves) result = te__shards_gather(x->shard->set);
+        te__shard_set *set = te__ckpt_moving_set(x);
+        if (set && !set->visited) { /* all ranks gather it here */
+            const bool failed = result != TE_OK;
+            if (!failed) result = te__shards_gather(set);
+            else te__refuse(set->group, TE__ALL_GATHER, result);
+            told = result != TE_OK && (failed || set->told);
+            set->visited = true;
+        }
         if (result == TE_OK) result = te__primary_start(x, p->value[i]);
     }
     for (i = 0; i < p->have.values.n && result == TE_OK; i++)
-        if (p->have.values.items[i].tensor->moves)
-            result = te__shards_scatter(p->have.values.items[i].tensor->shard->set);
+        if (te__ckpt_moving_set(p->have.values.items[i].tensor))
+            result = te__shards_scatter(te__ckpt_moving_set(p->have.values.items[i].tensor));
     return result;
 }
 
-static te_result te__ckpt_read(te__ckpt_plan *p, te_optimizer *opt) {
+/* Reads the tensors. */
+static te_result te__ckpt_read(te__ckpt_plan *p) {
     te__ckpt_files *files = p->have.file;
     te_ctx *te = p->have.te;
     te_result result = TE_OK;
@@ -266,8 +281,12 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_optimizer *opt) {
         else
             result = te_tensor_copy((te_tensor *)x->tensor, te__ckpt_read_new(files, x->name));
     }
-    if (result == TE_OK) result = te__ckpt_read_slices(&p->have);
-    if (result == TE_OK) result = te__ckpt_start_values(p);
+    return result == TE_OK ? te__ckpt_read_slices(&p->have) : result;
+}
+/* Makes what follows from the tensors that were read, and sets the numbers of the optimizer and the random state. */
+static te_result te__ckpt_finish(te__ckpt_plan *p, te_optimizer *opt) {
+    te_result result = te__ckpt_start_values(p);
+    int i;
     for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
     if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr[0]);
@@ -276,24 +295,30 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_optimizer *opt) {
         opt->groups[i].own_lr = p->has_lr[i];
         if (p->has_lr[i]) opt->groups[i].lr = (float)p->lr[i];
     }
-    if (p->has_rng) te_rng_set(te, p->seed, p->offset);
+    if (p->has_rng) te_rng_set(p->have.te, p->seed, p->offset);
     return TE_OK;
 }
 
 TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt) {
     te__ckpt_plan p;
     te__ckpt_files *f = NULL;
-    te_result result;
+    te__ckpt_groups groups;
+    te_result result, found;
     if (!te) return TE_ERR_STATE;
     memset(&p, 0, sizeof(p));
     te__frame_begin(te);
     result = te__ckpt_ready(&p.have, te, "te_model_load", path, m, opt);
+    found = te__ckpt_find_groups(&groups, te, m, opt);
+    if (result == TE_OK) result = found;
     if (result == TE_OK) f = te__ckpt_files_open(te, path);
     if (result == TE_OK && !f) result = te_error_code(te);
     p.have.file = f;
     if (result == TE_OK) result = te__ckpt_collect(&p.have, te, m, opt);
     if (result == TE_OK) result = te__ckpt_check(&p, f, m, opt);
-    if (result == TE_OK) result = te__ckpt_read(&p, opt);
+    /* a rank that cannot open its files stops the others before they change anything, and before they gather */
+    result = te__ckpt_agree_all(&groups, result);
+    if (result == TE_OK) result = te__ckpt_agree_all(&groups, te__ckpt_read(&p));
+    if (result == TE_OK) result = te__ckpt_finish(&p, opt);
     if (result == TE_OK) te__step_ends(te); /* te_clear_error must not restore the scales that were there before
                                              * loading */
     te__free(te, p.fresh);

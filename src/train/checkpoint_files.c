@@ -125,6 +125,15 @@ static bool te__ckpt_list(te__ckpt_files *s) {
     return true;
 }
 
+/* Appends a size to a shape, unless no tensor has so many elements. */
+static bool te__ckpt_add_size(te_safetensors_entry *e, int64_t size) {
+    int64_t count = 1;
+    int i;
+    for (i = 0; i < e->ndim; i++) count *= te__max(e->shape[i], 1);
+    if (e->ndim == TE_MAX_DIMS || size > (INT64_MAX >> 5) / count) return false;
+    e->shape[e->ndim++] = size;
+    return true;
+}
 /* Sets the shape of a tensor in slices from the metadata of the index. */
 static bool te__ckpt_read_shape(te__ckpt_files *s, te_safetensors_entry *e) {
     const char *text;
@@ -134,16 +143,16 @@ static bool te__ckpt_read_shape(te__ckpt_files *s, te_safetensors_entry *e) {
     memcpy(key + sizeof(te__ckpt_whole_key) - 1, e->name, strlen(e->name) + 1);
     text = te_safetensors_metadata(s->file[0], key);
     te__free(s->te, key);
-    for (e->ndim = 0; text && *text && e->ndim < TE_MAX_DIMS; e->ndim++) {
+    e->ndim = 0;
+    while (text && *text) {
         const size_t digits = strspn(text, "0123456789");
-        if (digits == 0 || digits > 18) break;
-        e->shape[e->ndim] = (int64_t)strtoll(text, NULL, 10);
+        if (digits == 0 || digits > 18 || !te__ckpt_add_size(e, (int64_t)strtoll(text, NULL, 10))) break;
         text += digits;
-        if (*text == ',') text++;
+        if (text[0] == ',' && text[1]) text++;
     }
     if (text && !*text) return true;
     return te__st_fail(s->file[0], TE_ERR_FORMAT, "the sizes of tensor " TE__ST_NAME ", which is in slices, are %s",
-                       e->name, text ? "no numbers" : "missing");
+                       e->name, text ? "not those of a tensor" : "missing");
 }
 /* Joins the slices of each tensor, which must follow each other without gaps. */
 static bool te__ckpt_join(te__ckpt_files *s) {
@@ -192,7 +201,8 @@ static te__ckpt_files *te__ckpt_files_open(te_ctx *te, const char *path) {
     double number = 1.0;
     bool fine = s != NULL;
     if (fine && text &&
-        (te__read_number(text, strlen(text), &number) != strlen(text) || !(number >= 1.0 && number <= 1e6)))
+        (strspn(text, "0123456789") != strlen(text) || te__read_number(text, strlen(text), &number) != strlen(text) ||
+         !(number >= 1.0 && number <= 1e6)))
         fine = te__st_fail(index, TE_ERR_FORMAT, "metadata \"%s\" is \"%.40s\"; the number of files is needed",
                            te__ckpt_parts_key, text);
     if (s) s->te = te;

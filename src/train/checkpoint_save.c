@@ -201,14 +201,40 @@ static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, c
                         m && te_module_ctx(m) != te ? "module" : "optimizer");
     return m ? te__tree_whole(m) : TE_OK;
 }
-/* Finds the ranks that share the model. They hear of a failure even if it comes before the first slice is listed. */
-static bool te__ckpt_find_group(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    te__ckpt *c = (te__ckpt *)user;
+/* The groups whose ranks share a model or the states of an optimizer, each listed once. The list is not allocated, so
+ * that a rank without memory can still tell the others. */
+enum { TE__MAX_CKPT_GROUPS = 16 };
+typedef struct te__ckpt_groups {
+    te_ctx *te;
+    te_group *list[TE__MAX_CKPT_GROUPS];
+    int n;
+} te__ckpt_groups;
+static bool te__ckpt_add_group(te__ckpt_groups *g, const te__shard *s) {
+    int i;
+    if (!s || !s->set) return true;
+    for (i = 0; i < g->n; i++)
+        if (g->list[i] == s->set->group) return true;
+    if (g->n == TE__MAX_CKPT_GROUPS)
+        return te__not_ok(g->te, TE_ERR_UNSUPPORTED,
+                          "te_model_save and te_model_load: the sharded units have more than %d groups",
+                          (int)TE__MAX_CKPT_GROUPS);
+    g->list[g->n++] = s->set->group;
+    return true;
+}
+static bool te__ckpt_meet_group(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     (void)m, (void)path, (void)kind;
-    if (!x->shard) return true;
-    c->sharded = true;
-    c->group = x->shard->set->group;
-    return false;
+    return te__ckpt_add_group((te__ckpt_groups *)user, x->shard);
+}
+/* Finds the ranks that make a call together. They hear of a failure even if it comes before a slice is listed. */
+static te_result te__ckpt_find_groups(te__ckpt_groups *g, te_ctx *te, te_module *m, const te_optimizer *opt) {
+    bool fine = true;
+    int i;
+    memset(g, 0, sizeof(*g));
+    g->te = te;
+    if (m && te_module_ctx(m) == te) fine = te_module_visit_tensors(m, te__ckpt_meet_group, g);
+    for (i = 0; opt && opt->te == te && i < opt->num_params && fine; i++)
+        fine = te__ckpt_add_group(g, opt->params[i].shard);
+    return fine ? TE_OK : te_error_code(te);
 }
 static te_result te__ckpt_collect(te__ckpt *c, te_ctx *te, te_module *m, te_optimizer *opt) {
     if (te_module_visit_tensors(m, te__ckpt_add_entry, c) && te__optimizer_visit(opt, te__ckpt_add_state, c))
@@ -284,13 +310,14 @@ static te_result te__ckpt_put_all(te__ckpt_meta *all, te_optimizer *opt, const t
 static te_result te__ckpt_put_set(te__ckpt_meta *all, const te__ckpt *c, const char *path, uint64_t id) {
     const int size = te__group_size(c->group);
     te__text text = TE_ZERO, value = TE_ZERO;
+    uint64_t begin;
     bool fine = te__ckpt_put_number(all, te__ckpt_parts_key, (uint64_t)size);
     int i, k;
     for (i = 1; i < size && fine; i++) {
         char key[32];
         snprintf(key, sizeof(key), "te.part.%d", i);
         te__ckpt_part_path(&text, path, id, i, size);
-        fine = te__ckpt_put(all, key, te__text_str(&text) + te__path_name_at(te__text_str(&text)));
+        fine = !text.oom && te__ckpt_put(all, key, te__text_str(&text) + te__path_name_at(te__text_str(&text)));
     }
     for (i = 0; i < c->num_slices && fine; i++) {
         const te__ckpt_slice *x = &c->slices[i];
@@ -300,6 +327,12 @@ static te_result te__ckpt_put_set(te__ckpt_meta *all, const te__ckpt *c, const c
         for (k = 0; k < x->ndim; k++) te__text_printf(&value, k ? ",%lld" : "%lld", (long long)x->shape[k]);
         fine = !text.oom && !value.oom && te__ckpt_put(all, te__text_str(&text), te__text_str(&value));
     }
+    for (i = 0; i < c->items.n && fine; i++)
+        if (te__ckpt_slice_name(c->items.items[i].name, &begin))
+            fine = te__not_ok(all->te, TE_ERR_UNSUPPORTED,
+                              "te_model_save: " TE__ST_NAME " is named like a slice (NAME@N) of a sharded tensor; "
+                              "rename it",
+                              c->items.items[i].name);
     if (text.oom || value.oom) te__fail(all->te, TE_ERR_OUT_OF_MEMORY, "te_model_save: %s", te__no_memory_text);
     te__text_free(&text);
     te__text_free(&value);
@@ -316,6 +349,12 @@ static te_result te__ckpt_agree(te_group *group, te_ctx *te, te_result result) {
     result = result == TE_OK ? te__all_reduce(group, flag, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
     if (result == TE_OK) result = te->device->synchronize(te);
     te__frame_end(te, NULL, 0);
+    return result;
+}
+/* Does the same with the ranks of several groups. */
+static te_result te__ckpt_agree_all(const te__ckpt_groups *g, te_result result) {
+    int i;
+    for (i = 0; i < g->n; i++) result = te__ckpt_agree(g->list[i], g->te, result);
     return result;
 }
 /* Sets *id on all ranks to a number of rank 0 that no earlier save had. */
@@ -359,7 +398,18 @@ static te_result te__ckpt_write(te__ckpt *c, const char *path, const te__ckpt_me
     te__st_list_free(&list);
     return result;
 }
-/* Writes this rank's file of a set. The index is written when all others are there. */
+/* Removes the files of all other ranks, which no index will name. */
+static void te__ckpt_remove_parts(const char *path, uint64_t id, int size) {
+    te__text part = TE_ZERO;
+    int i;
+    for (i = 1; i < size; i++) {
+        te__ckpt_part_path(&part, path, id, i, size);
+        if (!part.oom) te__file_remove(te__text_str(&part), NULL);
+    }
+    te__text_free(&part);
+}
+/* Writes this rank's file of a set. The index is written when all others are there. From then on only rank 0 knows
+ * whether an index names them, so it alone removes them. */
 static te_result te__ckpt_write_set(te__ckpt *c, const char *path, te__ckpt_meta *all, te_result result) {
     const int rank = te__group_rank(c->group), size = te__group_size(c->group);
     te__ckpt_meta none = TE_ZERO;
@@ -378,10 +428,11 @@ static te_result te__ckpt_write_set(te__ckpt *c, const char *path, te__ckpt_meta
     result = te__ckpt_agree(c->group, c->te, result);
     if (result == TE_OK) {
         if (rank == 0) result = te__ckpt_write(c, path, all, true);
+        if (result != TE_OK) te__ckpt_remove_parts(path, id, size);
         result = te__ckpt_agree(c->group, c->te, result);
         if (result == TE_OK && rank == 0) te__ckpt_sweep_folder(path, id);
-    }
-    if (result != TE_OK && written) te__file_remove(te__text_str(&part), NULL);
+    } else if (written)
+        te__file_remove(te__text_str(&part), NULL);
     te__text_free(&part);
     return result;
 }
@@ -389,20 +440,29 @@ static te_result te__ckpt_write_set(te__ckpt *c, const char *path, te__ckpt_meta
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt,
                                const te_metadata *metadata, int num_metadata) {
     te__ckpt c;
+    te__ckpt_groups groups;
     te__ckpt_meta all = TE_ZERO;
-    te_result result;
+    te_result result, found;
     if (!te) return TE_ERR_STATE;
     if (num_metadata < 0 || (num_metadata > 0 && !metadata))
         return te__fail(te, TE_ERR_INVALID, "te_model_save: metadata is missing");
     all.te = te;
     te__frame_begin(te);
     result = te__ckpt_ready(&c, te, "te_model_save", path, m, opt);
-    if (m && m->te == te) te_module_visit_tensors(m, te__ckpt_find_group, &c);
-    if (result == TE_OK) result = te__optimizer_before_save(opt);
-    if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
-    if (result == TE_OK) result = te__ckpt_put_all(&all, opt, metadata, num_metadata);
-    if (c.sharded) result = te__ckpt_write_set(&c, path, &all, result);
-    else if (result == TE_OK) result = te__ckpt_write(&c, path, &all, true);
+    found = te__ckpt_find_groups(&groups, te, m, opt);
+    if (result == TE_OK) result = found;
+    result = te__ckpt_agree_all(&groups, result); /* after it, ranks gather stale masters together */
+    if (result == TE_OK) {
+        te__opt_sets_begin(opt);
+        result = te__optimizer_before_save(opt);
+        if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
+        if (result == TE_OK) result = te__ckpt_put_all(&all, opt, metadata, num_metadata);
+        if (groups.n == 0 && result == TE_OK) result = te__ckpt_write(&c, path, &all, true);
+        if (groups.n > 0 && !te__opt_sets_told(opt)) {
+            c.group = groups.list[0];
+            result = te__ckpt_write_set(&c, path, &all, result);
+        }
+    }
     te__ckpt_meta_free(&all);
     te__ckpt_close(&c);
     te__frame_end(te, NULL, 0);

@@ -142,13 +142,22 @@ static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     *grad = main_grad;
     return TE_OK;
 }
+/* Checks that the states of p are those of the slice, or of the whole parameter, that this rank has. */
+static te_result te__opt_same_unit(const te__opt_param *p, const char *who) {
+    const te__shard *now = p->param->shard;
+    if (now == p->shard) return TE_OK;
+    if (!p->shard)
+        return te__fail(p->param->te, TE_ERR_STATE,
+                        "%s: parameter %s was sharded by unit \"%s\" after the optimizer was made; make the optimizer "
+                        "after the units",
+                        who, p->path, now->set->name);
+    return te__fail(p->param->te, TE_ERR_STATE,
+                    "%s: the unit of parameter %s was %s; make the optimizer after the units", who, p->path,
+                    now ? "made anew" : "taken back");
+}
 static te_result te__opt_shard_grad(const te_optimizer *opt, const te__opt_param *p, te_tensor **grad) {
     te_tensor *x = p->param, *whole = te_tensor_decoupled_grad(x);
     *grad = NULL;
-    if (x->shard != p->shard)
-        return te__fail(opt->te, TE_ERR_STATE,
-                        "te_optimizer_step: the unit of parameter %s was %s; make the optimizer after the units",
-                        p->path, x->shard ? "made anew" : "taken back");
     if (opt->options.use_decoupled_grad) {
         *grad = whole ? te__shard_of_whole(p->shard, whole) : NULL;
         return whole && !*grad ? te_error_code(opt->te) : TE_OK;
@@ -168,12 +177,9 @@ static te_result te__opt_shard_grad(const te_optimizer *opt, const te__opt_param
 }
 static te_result te__opt_grad(const te_optimizer *opt, const te__opt_param *p, te_tensor **grad) {
     te_tensor *param = p->param;
-    if (p->shard || param->shard)
-        return p->shard ? te__opt_shard_grad(opt, p, grad)
-                        : te__fail(opt->te, TE_ERR_STATE,
-                                   "te_optimizer_step: parameter %s was sharded by unit \"%s\" after the optimizer was "
-                                   "made; make the optimizer after the units",
-                                   p->path, param->shard->set->name);
+    const te_result same = te__opt_same_unit(p, "te_optimizer_step");
+    if (same != TE_OK) return same;
+    if (p->shard) return te__opt_shard_grad(opt, p, grad);
     if (!opt->options.use_decoupled_grad) return te__main_or_grad(param, grad);
     *grad = te_tensor_decoupled_grad(param);
     return TE_OK;
@@ -467,6 +473,7 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     bool split, skipped = false;
     int i, n = 0, decayed;
     opt->told = false;
+    te__opt_sets_begin(opt);
     result = te__opt_follow(opt);
     if (result == TE_OK) result = te__opt_scatter(opt);
     if (result != TE_OK) return opt->sharded ? te__opt_publish(opt, NULL, result) : result;
@@ -586,7 +593,7 @@ static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *pa
                          : "the tensor is no parameter of this optimizer");
         return NULL;
     }
-    if (te__opt_follow(opt) != TE_OK) return NULL;
+    if (te__opt_same_unit(p, function) != TE_OK || te__opt_follow(opt) != TE_OK) return NULL;
     k = te__opt_state_place(opt, name);
     if (k < TE__OPT_STATES && p->state[k].x) {
         const bool stale = k == TE__OPT_MASTER && (p->behind || te__opt_is_stale(p));

@@ -27,6 +27,21 @@ static te__shard_set *te__opt_next_set(te_optimizer *opt, int *at, bool listed) 
     }
     return NULL;
 }
+/* Forgets which gatherings have failed. */
+static void te__opt_sets_begin(te_optimizer *opt) {
+    te__shard_set *set;
+    int at = -1;
+    while (opt && (set = te__opt_next_set(opt, &at, false)) != NULL) set->told = false;
+}
+/* Returns whether a gathering has failed on all ranks since te__opt_sets_begin. A rank that told them again would wait
+ * for ranks that are not in this call any more. */
+static bool te__opt_sets_told(te_optimizer *opt) {
+    te__shard_set *set;
+    bool told = false;
+    int at = -1;
+    while (opt && (set = te__opt_next_set(opt, &at, false)) != NULL) told = told || set->told;
+    return told;
+}
 /* Quantizes the new masters of a set's parameters, and gathers the new values on all ranks, or leaves them in the
  * slices. `keeps`: the step was skipped, so codes stay as they are. */
 static te_result te__opt_publish_set(te_optimizer *opt, te__shard_set *set, bool keeps, te_result result) {
@@ -52,8 +67,11 @@ static te_result te__opt_publish_set(te_optimizer *opt, te__shard_set *set, bool
     }
     if (!set->of_parameters) {
         if (result == TE_OK) result = te__shards_pack(set, block, skip);
-        if (!opt->told) result = te__shards_spread(set, block, result);
-        opt->told = opt->told || result != TE_OK;
+        if (!opt->told) {
+            set->told = false;
+            result = te__shards_spread(set, block, result);
+            opt->told = set->told;
+        }
     }
     for (i = 0; i < opt->num_params && set->of_parameters && result == TE_OK; i++) {
         te__shard *s = opt->params[i].shard;
@@ -74,6 +92,7 @@ static te_result te__opt_publish(te_optimizer *opt, const te_tensor *found_inf, 
     for (i = 0; i < opt->num_params; i++)
         codes += opt->params[i].listed && opt->params[i].shard && opt->params[i].param->quantized;
     if (result == TE_OK && codes && found_inf && !opt->te->warming) result = te_tensor_to_host(found_inf, &found);
+    opt->told = opt->told || te__opt_sets_told(opt);
     while (result == TE_OK && (set = te__opt_next_set(opt, &at, true)) != NULL)
         result = te__opt_publish_set(opt, set, found != 0.0f, result);
     at = -1;

@@ -37,7 +37,9 @@ typedef struct te__shard_set {
     bool of_parameters; /* the parameters themselves are sharded: they have memory only while the set is `whole` */
     bool whole;         /* false: each rank has its slices alone */
     bool hollow;        /* the set was gathered between te_warmup_begin and te_warmup_end, where nothing is computed */
-    bool visited;       /* used by te__opt_next_set */
+    bool visited;       /* used by te__opt_next_set and te__ckpt_start_values */
+    bool told;          /* the last gathering has failed on all ranks. false after a failure: it is this rank's own,
+                         * and the others may wait for it in their next collective */
     te__shard **list;
     int n, cap;
     int64_t bytes;      /* of the block of one rank */
@@ -157,7 +159,7 @@ static void te__shard_mark(te__shard *s, bool moves) {
     s->param->moves = moves;
     for (i = 0; i < s->num_parts; i++) te__shard_memory(s, i)->moves = moves;
 }
-/* Closes a set. The parameters of a set that is not whole have no memory any more. */
+/* Closes a set. The parameters of a set that is not whole have no memory any more, and errors keep saying why. */
 static void te__shards_close(te__shard_set *set) {
     te_ctx *te;
     int i;
@@ -165,7 +167,7 @@ static void te__shards_close(te__shard_set *set) {
     te = set->te;
     for (i = 0; i < set->n; i++) {
         te__shard *s = set->list[i];
-        te__shard_mark(s, false);
+        if (!set->of_parameters || set->whole) te__shard_mark(s, false);
         s->param->shard = NULL;
         te_tensor_release(s->param);
         s->param = NULL;
@@ -287,6 +289,7 @@ static te_result te__shards_spread(te__shard_set *set, const te_tensor *block, t
     if (result == TE_OK && !all) result = te_error_code(te);
     result = result == TE_OK ? te__all_gather(set->group, block, all) : te__refuse(set->group, TE__ALL_GATHER, result);
     if (result == TE_OK) result = te__shards_unpack(set, all);
+    else set->told = true; /* while a failed te__shards_unpack is known to this rank alone */
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
     return result;
@@ -352,6 +355,7 @@ static te_result te__shards_gather(te__shard_set *set) {
     te_ctx *te = set->te;
     te_result result;
     int i;
+    set->told = false;
     if (set->whole && set->hollow && !te->warming) te__shards_drop(set);
     if (!set->of_parameters || set->whole) return TE_OK;
     if (te->capture)

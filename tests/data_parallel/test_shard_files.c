@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "shards.h"
 #include <dirent.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct file_case {
@@ -142,6 +143,100 @@ static void one_set(rank_state *s) {
     EXPECT(s, te_model_save(s->te, (const char *)s->arg, m, NULL, NULL, 0) == TE_OK);
     te_module_destroy(m);
 }
+/* The others have written when rank 0 cannot: nothing of the save stays. */
+static void index_rank(rank_state *s) {
+    const shard_case c = {.num = &numbers[1], .width = 16, .inner = 24};
+    te_module *m = make_model(s->te, &c);
+    make_units(s, m, &c, TE_SHARD_PARAMETERS);
+    EXPECT(s, te_model_save(s->te, (const char *)s->arg, m, NULL, NULL, 0) != TE_OK);
+    te_clear_error(s->te);
+    te_module_destroy(m);
+}
+TE_TEST(shard_files_go_when_the_index_cannot_be_written) {
+    char path[512];
+    snprintf(path, sizeof path, "%s", test_path("folder"));
+    CHECK_EQ_INT(mkdir(path, 0700), 0); /* no file can take its place */
+    run_ranks(3, index_rank, path);
+    CHECK_EQ_INT(files_of(path), 1);
+    rmdir(path);
+}
+
+typedef struct memory_case {
+    const char *path;
+    int64_t request; /* which request of memory of a rank fails */
+    int rank;
+    bool loads;
+    int *reached; /* the request was made */
+} memory_case;
+/* A failed save leaves a checkpoint that opens: the one before, or, if all of it was written, the new one. A failed
+ * load fails on all ranks. */
+static void memory_rank(rank_state *s) {
+    const memory_case *f = (const memory_case *)s->arg;
+    const shard_case c = {.num = &numbers[f->loads ? 6 : 1], .width = 16, .inner = 24};
+    te_module *m = make_model(s->te, &c);
+    make_units(s, m, &c, TE_SHARD_PARAMETERS);
+    te_optimizer *opt = make_optimizer(s->te, m, &c);
+    if (!f->loads) EXPECT(s, te_model_save(s->te, f->path, m, opt, NULL, 0) == TE_OK);
+    const int64_t before = s->requests;
+    s->fail_at = s->rank == f->rank ? before + f->request : 0;
+    te_result result = f->loads ? te_model_load(s->te, f->path, m, NULL)
+                                : te_model_save(s->te, f->path, m, opt, NULL, 0);
+    if (s->fail_at) *f->reached = s->requests >= s->fail_at;
+    s->fail_at = 0;
+    s->failed = result != TE_OK;
+    te_clear_error(s->te);
+    EXPECT(s, te_barrier(s->group) == TE_OK && te_model_load(s->te, f->path, m, f->loads ? NULL : opt) == TE_OK);
+    te_optimizer_destroy(opt);
+    te_module_destroy(m);
+}
+static void memory_runs_out(memory_case f) {
+    int reached = 1, failures = 0;
+    f.reached = &reached;
+    for (f.request = 1; reached; f.request++) {
+        test_case("rank %d, %s, request %lld", f.rank, f.loads ? "load" : "save", (long long)f.request);
+        rank_state *s = run_ranks(2, memory_rank, &f);
+        CHECK(s[f.rank].failed || !s[1 - f.rank].failed);
+        failures += s[f.rank].failed;
+    }
+    CHECK_MSG(failures > 20, "%d failures", failures);
+}
+TE_TEST(shard_files_when_memory_runs_out) {
+    char set[512], plain[512];
+    snprintf(set, sizeof set, "%s", test_path("memory.safetensors"));
+    snprintf(plain, sizeof plain, "%s", test_path("plain.safetensors"));
+    run_ranks(2, one_set, plain); /* weights in bf16, which are quantized as they are loaded */
+    for (int rank = 0; rank < 2; rank++) {
+        memory_runs_out((memory_case){.path = set, .rank = rank});
+        if (rank) memory_runs_out((memory_case){.path = plain, .rank = rank, .loads = true});
+    }
+}
+
+/* Rank 1 cannot read: no rank changes its model. */
+static void unreadable_rank(rank_state *s) {
+    const broken_case *b = (const broken_case *)s->arg;
+    const shard_case c = {.num = &numbers[1], .width = 16, .inner = 24};
+    for (int shard = TE_SHARD_OPTIMIZER; shard <= TE_SHARD_PARAMETERS; shard++) {
+        te_module *m = make_model(s->te, &c), *same = make_model(s->te, &c);
+        te_tensor_fill(te_module_parameter(te_module_child(m, 0), "weight"), 3);
+        te_tensor_fill(te_module_parameter(te_module_child(same, 0), "weight"), 3);
+        make_units(s, m, &c, (te_shard)shard);
+        EXPECT(s, te_model_load(s->te, s->rank == 1 ? b->of_rank_1 : b->path, m, NULL) != TE_OK);
+        EXPECT(s, s->rank == 1 || strstr(te_error(s->te), "rank 1"));
+        te_clear_error(s->te);
+        expect_same(s, m, same, 0);
+        te_module_destroy(m);
+        te_module_destroy(same);
+    }
+}
+TE_TEST(shard_files_that_a_rank_cannot_read) {
+    char path[512], other[512];
+    snprintf(path, sizeof path, "%s", test_path("read.safetensors"));
+    snprintf(other, sizeof other, "%s", test_path("missing.safetensors"));
+    run_ranks(2, one_set, path);
+    const broken_case b = {path, other, TE_ERR_IO};
+    run_ranks(3, unreadable_rank, &b);
+}
+
 static void part_of(const char *path, char *part, size_t size) {
     const char *name = strrchr(path, '/') + 1;
     char folder[1024];
@@ -185,6 +280,18 @@ TE_TEST(shard_files_that_are_damaged) {
     te_safetensors_write(te, path, &(te_safetensors_item){"x", one}, 1, &(te_metadata){"te.parts", "-3"}, 1);
     CHECK(te_model_load(te, path, m, NULL) != TE_OK);
     CHECK_ERROR(te, TE_ERR_FORMAT, "te.parts");
+    te_safetensors_write(te, path, &(te_safetensors_item){"x", one}, 1, &(te_metadata){"te.parts", "1.5"}, 1);
+    CHECK(te_model_load(te, path, m, NULL) != TE_OK);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "te.parts");
+    /* sizes whose product is that of the slices, modulo 2^64, or that are no list of numbers */
+    static const char *const sizes[] = {"4294967297,8589934592,2147483648,8", "8,", ",8", "8,,1", "-8", "1e1",
+                                        "8,1,1,1,1,1,1,1,1,1", "999999999999999999999"};
+    for (int i = 0; i < COUNT(sizes); i++) {
+        te_safetensors_write(te, path, &(te_safetensors_item){"first.bias@0", one}, 1,
+                             (te_metadata[]){{"te.parts", "1"}, {"te.whole.first.bias", sizes[i]}}, 2);
+        CHECK(te_model_load(te, path, m, NULL) != TE_OK);
+        CHECK_ERROR(te, TE_ERR_FORMAT, "are not those of a tensor");
+    }
     te_module_destroy(m);
     te_scope_end(te);
 }

@@ -258,6 +258,7 @@ typedef struct early_state {
     te_module *m;
     te_shard shard;
     int seen, ready, gone;
+    float grad[EARLY_UNITS]; /* unsharded: the first element of each unit's gradient */
 } early_state;
 static early_state *early_of; /* [ranks]; each node has the number of its rank */
 /* Runs in the backward pass below the first unit's product: the units above it are exchanged and released already. */
@@ -272,6 +273,11 @@ static te_result early_backward(te_ctx *te, const void *state, te_tensor *const 
         e->ready +=
             e->shard ? te_fsdp_get_slice(w, &slice) && slice.grad && !te_tensor_grad(w) : te_tensor_grad(w) != NULL;
         e->gone += te_tensor_data(w) == NULL;
+        if (!e->shard && te_tensor_grad(w)) {
+            float *all = values_of(te_tensor_grad(w));
+            e->grad[i] = all[0];
+            free(all);
+        }
     }
     dx[0] = dy[0];
     return TE_OK;
@@ -291,7 +297,7 @@ static void early_rank(rank_state *s) {
     }
     early_of[s->rank].m = m;
     early_of[s->rank].shard = shard;
-    te_tensor *x = te_forward(te_module_child(m, 0), te_tensor_full(s->te, TE_F32, SHAPE(4, 32), 1)),
+    te_tensor *x = te_forward(te_module_child(m, 0), te_tensor_full(s->te, TE_F32, SHAPE(4, 32), 1 + s->rank)),
               *y = te_tensor_detach(x);
     EXPECT(s, te_record(s->te, &(te_node_desc){.name = "early",
                                                .inputs = &x,
@@ -315,6 +321,8 @@ TE_TEST(shards_travel_as_soon_as_a_unit_is_complete) {
         early_of = states;
         test_case("shard %d", shard);
         run_ranks(2, early_rank, &arg);
+        for (int i = 1; i < EARLY_UNITS && !shard; i++) /* the mean of two gradients that differ */
+            CHECK(states[0].grad[i] == states[1].grad[i] && states[0].grad[i] != 0);
     }
 }
 

@@ -55,7 +55,7 @@ static void own_model(rank_state *s, const own_case *c, te_shard shard, te_modul
     model[1] = NULL;
     te_seed(s->te, 4);
     for (int i = 0; i < OWN_BLOCKS; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "%d", i);
         block[i] = own_block(s->te);
         if (c->units == 2 && i == c->own) model[1] = block[i];

@@ -149,7 +149,7 @@ def refusals(llama, root):
     refused([base, *ids, "--generate", "2", "--logits", out + ".x"], "--logits", "--generate")
     refused([base, *ids, "--batch", "2"], "--batch", "--generate")
     refused([base, *ids, "--batch", "0", "--generate", "2"], "--batch 0")
-    refused([base, *ids, "--batch", "2", "--generate", "2"], "sequence 1, which has 3 ids, with sequence 0, which has 12")
+    refused([base, *ids, "--batch", "2", "--generate", "2"], "sequence 1, which has 2 ids, with sequence 0, which has 3")
     refused([base, *ids, "--resume"], "--resume", "--train")
     refused([base, *ids, "--out", out], "--out", "--train")
     refused([base, *train, "--grads", out + ".x"], "--grads", "--ids")

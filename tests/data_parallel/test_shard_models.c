@@ -167,7 +167,7 @@ static te_module *delayed_model(te_ctx *te) {
     te_module *m = te_module_create(te, &chain, "stage");
     te_seed(te, 4);
     for (int i = 0; i < 3; i++) {
-        char name[8];
+        char name[16];
         te_linear_desc d = {.in_features = 24, .out_features = 24, .gemm.params_dtype = TE_F32};
         d.gemm.delay_wgrad_compute = i != 1; /* one computes them at once */
         snprintf(name, sizeof name, "%d", i);
@@ -287,7 +287,7 @@ static void early_rank(rank_state *s) {
     te_module *m = te_module_create(s->te, &chain, "early");
     te_seed(s->te, 2);
     for (int i = 0; i < EARLY_UNITS; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "%d", i);
         te_module *x = te_module_add_child(
             m, name,

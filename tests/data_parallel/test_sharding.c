@@ -35,7 +35,7 @@ static te_module *big_model(te_ctx *te) {
     linear_in(root, "multi_modal_projector");
     layers = shell_in(model, "layers");
     for (int i = 0; i < 2; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "%d", i);
         te_module *block = shell_in(layers, name);
         linear_in(block, "self_attn");

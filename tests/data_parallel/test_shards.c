@@ -289,7 +289,7 @@ static void uneven_rank(rank_state *s) {
         m[k] = te_module_create(s->te, &chain, "experts");
         te_seed(s->te, 9);
         for (int i = 0; i < 4; i++) {
-            char name[8];
+            char name[16];
             snprintf(name, sizeof name, "%d", i);
             te_module *x = te_module_add_child(
                 m[k], name,

@@ -652,7 +652,7 @@ static void custom_destroy(void *user) { ((custom *)user)->calls[5]++; }
 
 TE_TEST_DEVICES(custom_group) {
     custom c = {0};
-    char name[8] = "mine";
+    char name[16] = "mine";
     te_group_desc d = {0};
     d.name = name;
     d.rank = 1;

@@ -491,7 +491,7 @@ typedef struct te_attn_rule {
  * S and dP cannot measure them first. dp_amax gets the largest dP before rounding; the amax of S is the forward's. The
  * general kernels compute D_i = sum_j P_ij dP_ij and multiply rounded numbers. Hopper's kernel for codes (e4m3 of q, k
  * and v, e5m2 of d_o, dp_dtype e5m2) is closer to unrounded gradients: it computes D_i as o_i d_o_i and so needs o, it
- * rounds dP by dp_scale for dq alone, and takes S and dP times dp_scale in f16 for dv and dk. */
+ * rounds dP by dp_scale for dq alone, and takes S and dP in bf16 for dv and dk. */
 typedef struct te_attn_fp8 {
     te_dtype s_dtype, dp_dtype;   /* e4m3 or e5m2; 0 => not rounded. Only the backward pass reads dp_dtype */
     te_tensor *s_scale, *dp_scale; /* f32 [1], read; s_scale: NULL in the forward pass => a scale for each row. The

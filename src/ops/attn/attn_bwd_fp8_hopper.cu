@@ -4,9 +4,9 @@
 //
 // Products of codes are S^T = K Q^T, dP^T = V dO^T and dQ = dS K. For the last one dS is rounded to E5M2 by dp_scale,
 // as te_attn_fp8 says. wgmma reads FP8 operands only K-major, and dV = P^T dO and dK = dS^T Q have k along the queries.
-// So these two multiply f16, which has all FP8 codes: P, dS times dp_scale, and the codes of dO and Q.
-// attn_bwd_fp8_rows.cu has written Q in f16. Warp 3 converts dO in shared memory, since loads from L2 are dear. All
-// factors of codes are multiplied in where sums leave the registers. delta is o * dO, from the forward's o.
+// So these two multiply bf16: P and dS, which are rounded no further, and the codes of dO and Q as numbers, which
+// attn_bwd_fp8_rows.cu has written. All factors of codes are multiplied in where sums leave the registers. delta is
+// o * dO, from the forward's o.
 //
 // Order. The consumers take turns at the tensor cores (named barriers 4 and 5), so that one computes P and dS while the
 // other multiplies. In its turn a consumer issues its half of dQ, dV += P^T dO and dK += dS^T Q, and passes the turn on
@@ -25,25 +25,23 @@
 // Sums over keys. wgmma on FP8 keeps about 13 bits below the largest term of a sum. The sums of FP8 products are over
 // channels, and in dQ over the 128 keys of a block. The blocks are added in f32.
 //
-// Shared memory. FP8: rows of 128 bytes with the 128-byte swizzle. f16: panels of 64 channels.
+// Shared memory. FP8: rows of 128 bytes with the 128-byte swizzle. bf16: panels of 64 channels.
 //
-//     | K, K^T, V | Q, dO, 2 stages | Q, dO in f16, 2 stages | dS, 2    | dQ (f32), 2 | lse2, delta | barriers
-//     | 3 x 16 KB | 4 x 8 KB        | 4 x 16 KB              | 2 x 8 KB | 2 x 32 KB   | 1 KB        |
+//     | K, K^T, V | Q, dO, 2 stages | Q, dO in bf16, 2 stages | dS, 2    | dQ (f32), 2 | lse2, delta | barriers
+//     | 3 x 16 KB | 4 x 8 KB        | 4 x 16 KB               | 2 x 8 KB | 2 x 32 KB   | 1 KB        |
 //
-// Barriers: FULL_Q, EMPTY_Q, FULL_DO, EMPTY_DO of codes with lse2 and delta, and FULL_DQ, EMPTY_DQ are those of
-// attn_bwd_hopper.cu. FULL_Q16, EMPTY_Q16, FULL_DO16, EMPTY_DO16: the same of f16. FULL_DS: the 8 consumer warps have
-// written their part of dS.
+// Barriers: those of attn_bwd_hopper.cu, and FULL_DS: the 8 consumer warps have written their part of dS.
 //
 // Heads of less than 128 channels have zeros in the missing ones.
 //
 // Options: X_OUT: bf16, f16: the format of dK and dV.
 //
 // Launch: as attn_bwd_hopper.cu, with shared memory TE__ATTN_BWD_FP8_SHARED. Maps: boxes of 128 codes by 64 rows of q
-// or d_o, by 128 rows of k or v; boxes of 64 channels by 64 rows of q in f16, of dk and of dv.
+// or d_o, by 128 rows of k or v; boxes of 64 channels by 64 rows of q and d_o in bf16, of dk and of dv.
 // Benchmark: "fp8 attention backward" in tests/bench/h200.csv.
 // te:arch 90a
 // te:row X_OUT=2|3
-#define X_DT 2 // of P, dS, and of Q and dO beside them
+#define X_DT 3
 #include "ops/attn/hopper_backward.cuh"
 
 enum {
@@ -68,23 +66,11 @@ enum {
     AT_LSE = AT_DQ + 2 * BYTES_DQ,
     AT_DELTA = AT_LSE + 2 * BYTES_ROWS,
     AT_BARRIERS = AT_DELTA + 2 * BYTES_ROWS,
-    AT_NUMBER = AT_BARRIERS + 24 * 8,
+    AT_NUMBER = AT_BARRIERS + 16 * 8,
     SHARED = AT_NUMBER + 16
 };
 static_assert(SHARED == TE__ATTN_BWD_FP8_SHARED && SHARED <= TE__ATTN_SHARED_MAX, "what the host asks for");
-enum {
-    FULL_Q = 0,
-    EMPTY_Q = 2,
-    FULL_DO = 4,
-    EMPTY_DO = 6,
-    FULL_DQ = 8,
-    EMPTY_DQ = 12,
-    FULL_DS = 14,
-    FULL_Q16 = 16,
-    EMPTY_Q16 = 18,
-    FULL_DO16 = 20,
-    EMPTY_DO16 = 22
-};
+enum { FULL_Q = 0, EMPTY_Q = 2, FULL_DO = 4, EMPTY_DO = 6, FULL_DQ = 8, EMPTY_DQ = 12, FULL_DS = 14 };
 
 typedef te_attn_keys<BK, BQ> te_key_block;
 struct te_keys : te_key_block {
@@ -99,65 +85,19 @@ TE_DEV void te_load_tiles(const te__attn_bwd_fp8_kargs &args, te_u32 smem) {
     bool keys = true; // K and V are still to load; they come with the first tile
     for (te_attn_queries i(a.a, t); i.left > 0; i.next(), keys = false) {
         const te_i64 rows = te_attn_work(a.a, t.batch, i.head, t.q_at) + i.m * BQ;
-        const te_u32 bar = smem + AT_BARRIERS + 8 * stage;
-        auto part = [&](int full, int empty, const void *map, int to, const float *of_rows, int rows_to,
-                        const void *map_kv, int kv_to) {
-            te_mbar_wait(bar + 8 * empty, parity);
-            te_mbar_expect(bar + 8 * full, BYTES_Q + BYTES_ROWS + (keys ? BYTES_K : 0));
-            if (keys) te_tma_load4(smem + kv_to, map_kv, 0, t.kv_at + t.n * BK, t.head, batch_kv, bar + 8 * full);
-            te_tma_load4(smem + to + stage * BYTES_Q, map, 0, t.q_at + i.m * BQ, i.head, batch_q, bar + 8 * full);
-            te_bulk_load(smem + rows_to + stage * BYTES_ROWS, of_rows + rows, BYTES_ROWS, bar + 8 * full);
+        auto part = [&](int full, int empty, const void *map, int to, const void *map16, int to16, const float *of_rows,
+                        int rows_to, const void *map_kv, int kv_to) {
+            const te_u32 b = smem + AT_BARRIERS + 8 * (full + stage);
+            te_mbar_wait(smem + AT_BARRIERS + 8 * (empty + stage), parity);
+            te_mbar_expect(b, BYTES_Q + BYTES_Q16 + BYTES_ROWS + (keys ? BYTES_K : 0));
+            if (keys) te_tma_load4(smem + kv_to, map_kv, 0, t.kv_at + t.n * BK, t.head, batch_kv, b);
+            te_tma_load4(smem + to + stage * BYTES_Q, map, 0, t.q_at + i.m * BQ, i.head, batch_q, b);
+            te_bulk_load(smem + rows_to + stage * BYTES_ROWS, of_rows + rows, BYTES_ROWS, b);
+            for (int c = 0; c < D / 64; c++)
+                te_tma_load4(smem + to16 + stage * BYTES_Q16 + c * BQ * 128, map16, 64 * c, (int)rows, 0, 0, b);
         };
-        part(FULL_Q, EMPTY_Q, a.q_map, AT_Q, a.a.lse2, AT_LSE, a.k_map, AT_K);
-        part(FULL_DO, EMPTY_DO, a.do_map, AT_DO, a.a.delta, AT_DELTA, a.v_map, AT_V);
-        te_mbar_wait(bar + 8 * EMPTY_Q16, parity);
-        te_mbar_expect(bar + 8 * FULL_Q16, BYTES_Q16);
-        for (int c = 0; c < D / 64; c++)
-            te_tma_load4(smem + AT_Q16 + stage * BYTES_Q16 + c * BQ * 128, args.q16_map, 64 * c, (int)rows, 0, 0,
-                         bar + 8 * FULL_Q16);
-        stage ^= 1;
-        if (stage == 0) parity ^= 1;
-    }
-}
-
-// Converts all codes of dO to f16, which has all of them: an E5M2 code is the upper byte. Rows beyond a sequence become
-// zeros. One warp runs this function.
-TE_DEV void te_convert_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
-    const te_keys t(a, te_lds4(smem + AT_NUMBER));
-    const int lane = threadIdx.x & 31, piece = lane & 7, row = lane >> 3;
-    // Lanes of different panels store their halves in different order, or the banks of the two panels would collide.
-    const int second = piece >> 2;
-    int stage = 0, parity = 0;
-    for (te_attn_queries i(a.a, t); i.left > 0; i.next()) {
-        const te_u32 bar = smem + AT_BARRIERS + 8 * stage;
-        te_u32 in = smem + AT_DO + stage * BYTES_Q + te_swizzled(row, piece),
-               out = smem + AT_DO16 + stage * BYTES_Q16 + second * (BQ * 128) +
-                     te_swizzled(row, (2 * piece & 7) + second);
-        int rows = t.s_q - i.m * BQ - row; // of the sequence, from the lane's row on
-        te_mbar_wait(bar + 8 * FULL_DO, parity);
-        te_mbar_wait(bar + 8 * EMPTY_DO16, parity ^ 1);
-#pragma unroll 1
-        for (int left = BQ / 8; left > 0; left--) {
-            uint4 x[2]; // of row `row` and of row `row` + 4, whose pieces lie 64 bytes further, by the swizzle
-#pragma unroll
-            for (int k = 0; k < 2; k++) x[k] = te_lds16((in ^ 64 * k) + 512 * k);
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                if (rows <= 4 * k) x[k] = make_uint4(0, 0, 0, 0);
-                const te_u32 a0 = second ? x[k].z : x[k].x, a1 = second ? x[k].w : x[k].y,
-                             b0 = second ? x[k].x : x[k].z, b1 = second ? x[k].y : x[k].w;
-                auto put = [&](te_u32 to, te_u32 y, te_u32 z) {
-                    te_sts16(to, make_uint4(te_fp8x2_to_f16(y, 0, TE_F8E5M2), te_fp8x2_to_f16(y, 1, TE_F8E5M2),
-                                            te_fp8x2_to_f16(z, 0, TE_F8E5M2), te_fp8x2_to_f16(z, 1, TE_F8E5M2)));
-                };
-                put((out ^ 64 * k) + 512 * k, a0, a1);
-                put((out ^ (64 * k + 16)) + 512 * k, b0, b1);
-            }
-            in += 1024, out += 1024, rows -= 8;
-        }
-        te_async_fence();
-        __syncwarp();
-        if (lane == 0) te_mbar_arrive(bar + 8 * FULL_DO16), te_mbar_arrive(bar + 8 * EMPTY_DO);
+        part(FULL_Q, EMPTY_Q, a.q_map, AT_Q, args.q16_map, AT_Q16, a.a.lse2, AT_LSE, a.k_map, AT_K);
+        part(FULL_DO, EMPTY_DO, a.do_map, AT_DO, args.do16_map, AT_DO16, a.a.delta, AT_DELTA, a.v_map, AT_V);
         stage ^= 1;
         if (stage == 0) parity ^= 1;
     }
@@ -197,14 +137,8 @@ TE_DEV void te_transpose_keys(te_u32 smem, int w) {
     }
 }
 
-// Rounds two f32 to f16, with `a` in the low half. What is larger becomes the largest f16.
-TE_DEV te_u32 te_f32x2_to_f16_finite(float a, float b) {
-    te_u32 r;
-    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
-    return r;
-}
-
-TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
+TE_DEV void te_consume(const te__attn_bwd_fp8_kargs &args, te_u32 smem, int w) {
+    const te__attn_bwd_hopper_kargs &a = args.b;
     const te__attn_extra &x = a.a.x;
     const te_keys t(a, te_lds4(smem + AT_NUMBER));
     const te_u32 bar = smem + AT_BARRIERS;
@@ -287,7 +221,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         TE__CODES("e4m3.e4m3", s, k_rows, q_tile + stage * (BYTES_Q >> 4));
         te_wgmma_wait<1>();
         te_wgmma_keep(dk);
-        if (number > 0 && lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_Q16 + (stage ^ 1)));
+        if (number > 0 && lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_Q + (stage ^ 1)));
         te_mbar_wait(bar + 8 * (FULL_DO + stage), parity);
         TE__CODES("e4m3.e5m2", dp, v_rows, do_tile + stage * (BYTES_Q >> 4));
         te_wgmma_wait<1>();
@@ -303,8 +237,6 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
             for (int e = 0; e < 4; e++) s[4 * j + e] = te_exp2(fmaf(s[4 * j + e], scale2, -l[e & 1]));
         }
         te_pack16(p, s);
-        __syncwarp(); // every lane has read lse2
-        if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_Q + stage));
         te_wgmma_wait<0>();
         te_wgmma_keep(dp);
 #pragma unroll
@@ -318,8 +250,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
                 most = fmaxf(most, fabsf(y));
             }
         }
-#pragma unroll
-        for (int j = 0; j < BQ / 4; j++) ds[j] = te_f32x2_to_f16_finite(dp[2 * j], dp[2 * j + 1]);
+        te_pack16(ds, dp);
 #pragma unroll
         for (int half = 0; half < 2; half++) { // codes of 32 queries
             te_u32 codes[4];
@@ -333,19 +264,17 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         }
         te_async_fence();
         __syncwarp();
-        if (lane == 0) te_mbar_arrive(bar + 8 * (FULL_DS + stage)), te_mbar_arrive(bar + 8 * (EMPTY_DO + stage));
+        if (lane == 0) te_mbar_arrive(bar + 8 * (FULL_DS + stage));
         te_meet<256>(4 + w);
         const int tile = w ? number : number - 1; // the tile whose dQ is computed now
         multiply_dq(tile);
-        te_mbar_wait(bar + 8 * (FULL_DO16 + stage), parity);
         accumulate(dv, p, do16_tile + stage * (BYTES_Q16 >> 4));
-        te_mbar_wait(bar + 8 * (FULL_Q16 + stage), parity);
         accumulate(dk, ds, q16_tile + stage * (BYTES_Q16 >> 4));
         te_wgmma_wait<1>();
         te_wgmma_keep(dq);
         te_wgmma_keep(dv);
         te_meet_later<256>(5 - w);
-        if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_DO16 + stage));
+        if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_DO + stage));
         if (tile >= 0) store_dq(tile);
     }
     te_wgmma_wait<0>();
@@ -374,9 +303,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) {
             te_mbar_init(bar + 8 * (FULL_Q + i), 1), te_mbar_init(bar + 8 * (EMPTY_Q + i), 8);
-            te_mbar_init(bar + 8 * (FULL_DO + i), 1), te_mbar_init(bar + 8 * (EMPTY_DO + i), 9);
-            te_mbar_init(bar + 8 * (FULL_Q16 + i), 1), te_mbar_init(bar + 8 * (EMPTY_Q16 + i), 8);
-            te_mbar_init(bar + 8 * (FULL_DO16 + i), 1), te_mbar_init(bar + 8 * (EMPTY_DO16 + i), 8);
+            te_mbar_init(bar + 8 * (FULL_DO + i), 1), te_mbar_init(bar + 8 * (EMPTY_DO + i), 8);
             te_mbar_init(bar + 8 * (FULL_DQ + 2 * i), 4), te_mbar_init(bar + 8 * (FULL_DQ + 2 * i + 1), 4);
             te_mbar_init(bar + 8 * (EMPTY_DQ + i), 1), te_mbar_init(bar + 8 * (FULL_DS + i), 8);
         }
@@ -390,13 +317,12 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     if (group == 0) {
         te_registers_down<24>();
         const int warp = __shfl_sync(TE_ALL, threadIdx.x / 32, 0);
-        if (warp == 3) te_convert_tiles(args.b, smem);
-        else if ((threadIdx.x & 31) == 0) {
+        if ((threadIdx.x & 31) == 0) {
             if (warp == 0) te_load_tiles(args, smem);
-            else te_add_tiles(args.b, smem, warp - 1);
+            else if (warp <= 2) te_add_tiles(args.b, smem, warp - 1);
         }
     } else {
         te_registers_up<240>();
-        te_consume(args.b, smem, group - 1);
+        te_consume(args, smem, group - 1);
     }
 }

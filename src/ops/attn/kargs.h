@@ -218,15 +218,15 @@ typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 6
  * codes. */
 typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_fp8_kargs {
     te__attn_bwd_hopper_kargs b;
-    unsigned long long q16_map[16];
-    void *q16; /* f16 [rows, TE__ATTN_BWD_FP8_D]: the codes of q as numbers, without their factor. The rows are those of
-                * lse2, with zeros beyond a sequence */
-    unsigned char pad[64 - sizeof(void *)];
+    unsigned long long q16_map[16], do16_map[16];
+    void *q16, *do16; /* bf16 [rows, TE__ATTN_BWD_FP8_D]: the codes of q and d_o as numbers, without their factors. The
+                       * rows are those of lse2, with zeros beyond a sequence */
+    unsigned char pad[64 - 2 * sizeof(void *)];
 } te__attn_bwd_fp8_kargs;
 typedef char te__attn_bwd_fp8_kargs_fit[sizeof(te__attn_bwd_fp8_kargs) % 64 == 0 ? 1 : -1];
 /* Sizes of attn_bwd_fp8_hopper.cu: the channels of a head, and bytes of shared memory. */
 #define TE__ATTN_BWD_FP8_D 128
-#define TE__ATTN_BWD_FP8_SHARED (3 * 16384 + 4 * 8192 + 4 * 16384 + 2 * 8192 + 2 * 32768 + 4 * 256 + 24 * 8 + 16)
+#define TE__ATTN_BWD_FP8_SHARED (3 * 16384 + 4 * 8192 + 4 * 16384 + 2 * 8192 + 2 * 32768 + 4 * 256 + 16 * 8 + 16)
 
 #define TE__ATTN_BWD_QUERIES(d) (8192 / (d))
 #define TE__ATTN_BWD_SHARED(d)                                                                \

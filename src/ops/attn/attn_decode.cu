@@ -14,7 +14,7 @@
 // A warp copies its own keys by cp.async, a step ahead, and has its own maximum and sums, so that warps do not
 // wait for each other. At the end the block adds up the sums of its warps. For each sequence and KV head, the last
 // block to finish adds up the chunks, always in the same order. Blocks that run at the same time read the rows of all
-// KV heads of a token, which lie side by side, if there are several sequences (te__attn_decode_kargs).
+// KV heads of a token, which lie side by side.
 //
 // Products are transposed: S^T = K Q^T and O^T += V^T P^T. An mma.sync has 16 rows and 8 columns, and there are 16 keys
 // or channels, but often at most 8 rows of queries.
@@ -28,9 +28,9 @@
 // to a multiple of 32, or of 64 if above 128; channels beyond d or d_v are zeros), X_ROWS (8 or 16: the number of rows
 // of a tile), X_CODES, X_EXTRA (attn.cuh; without block masks, user's rules and dropout; 1 with X_CODES).
 //
-// Launch: grid (KV heads, splits, sequences of this launch), or (splits, KV heads, sequences), block 32 WARPS, shared
-// memory by te__attn_decode_shared. Rows start at multiples of 16 bytes, and have whole pieces of 16 bytes; scale > 0.
-// A page has a multiple of 16 keys, or all keys.
+// Launch: grid (KV heads, splits, sequences of this launch), block 32 WARPS, shared memory by te__attn_decode_shared.
+// Rows start at multiples of 16 bytes, and have whole pieces of 16 bytes; scale > 0. A page has a multiple of 16 keys,
+// or all keys.
 // te:arch 80
 // te:row X_DT=3 X_D=32|64|96|128|192|256 X_ROWS=8|16 X_CODES=0 X_EXTRA=0|1
 // te:row X_DT=2 X_D=128 X_ROWS=8 X_CODES=0 X_EXTRA=0|1
@@ -91,16 +91,6 @@ template <int ROW> struct te_rows_of {
         }
     }
 };
-
-#if __CUDA_ARCH__ >= 900
-// Has the L2 cache fetch d channels of a row.
-TE_DEV void te_fetch_row(const te__attn_view &x, te_i64 page, int h, int row, int d) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((const char *)x.p +
-                                                                    BYTES * (page * x.b + h * x.h + row * x.s)),
-                 "r"(BYTES * d)
-                 : "memory");
-}
-#endif
 
 // ---- products ----
 
@@ -286,12 +276,7 @@ TE_DEV void te_finish(const te__attn_kargs &a, const te_of::sequence &seq, int b
         a.lse[te_of::lse_at(seq, b, h) + i] = sum.l == 0.0f ? -TE_INF : (sum.top + __log2f(sum.l)) * TE_LN2;
 }
 
-#if X_CODES && X_ROWS == 8 && X_D <= 128
-#define BLOCKS , 4 // of a multiprocessor, as many as fit into its shared memory: fewer registers would not let in more
-#else
-#define BLOCKS
-#endif
-extern "C" __global__ void __launch_bounds__(THREADS BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS)
     te_attn_decode(const __grid_constant__ te__attn_decode_kargs args) {
     te_follow();
     te_lead();
@@ -301,8 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS BLOCKS)
     __shared__ bool last;
     const te__attn_kargs &a = args.a;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int split = args.turned ? blockIdx.y : blockIdx.x, group = args.turned ? blockIdx.x : blockIdx.y,
-              b = args.first + blockIdx.z;
+    const int split = blockIdx.y, group = blockIdx.x, b = args.first + blockIdx.z;
     const int rows = args.heads * a.s_q, first_head = group * args.heads;
     TE_ATTN_SEQUENCE(a, b);
     const te_of::view q_view = te_of::queries(a.q, seq), k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
@@ -327,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS BLOCKS)
         factors = (const te_u8 *)te_of::keys(x, seq).p + group * x.h + (paged ? 0 : b * x.b) +
                   ((lane & 15) + (paged ? 0 : mine_from)) * x.s;
     }
-    int next_factor = 0; // of the tile that is multiplied next
+    int ahead[STAGES] = {}; // factors of the tiles that are multiplied next; the last: of the tile that was copied last
     auto copy = [&](int j, int slot) { // copies the tile that begins at key j
         const te_u32 tile = mine + slot * SLOT;
         const char *k = keys.at, *v = values.at;
@@ -344,28 +328,22 @@ extern "C" __global__ void __launch_bounds__(THREADS BLOCKS)
             factors += WARPS * KEYS * factor_row;
         }
         if (whole_rows && j + KEYS <= to) {
-            if (CODES) next_factor = *f;
+            if (CODES) ahead[STAGES - 1] = *f;
             keys.copy<true>(tile, k, 0);
             values.copy<true>(tile + KEYS * ROW_K, v, 0);
         } else {
-            if (CODES && j + (lane & 15) < to) next_factor = *f;
+            if (CODES && j + (lane & 15) < to) ahead[STAGES - 1] = *f;
             keys.copy<false>(tile, k, to - j);
             values.copy<false>(tile + KEYS * ROW_K, v, to - j);
         }
     };
+    auto shift = [&]() {
+#pragma unroll
+        for (int i = 1; i < STAGES; i++) ahead[i - 1] = ahead[i];
+        ahead[STAGES - 1] = 0;
+    };
     if (mine_from < to) copy(mine_from, 0);
-#if __CUDA_ARCH__ >= 900
-    if (args.ahead) {
-#pragma unroll 1
-        for (int j = from + WARPS * KEYS + threadIdx.x; j < to; j += THREADS) {
-            int row = j;
-            te_i64 page = b;
-            if (paged) page = te__attn_page(&a.x, b, j, &row);
-            te_fetch_row(k_view, page, group, row, a.d);
-            te_fetch_row(v_view, page, group, row, a.d_v);
-        }
-    }
-#endif
+    shift();
     if (CODES) {
         for (int r = warp; r < ROWS; r += WARPS) {
             const te_row row(a, first_head, r);
@@ -385,6 +363,12 @@ extern "C" __global__ void __launch_bounds__(THREADS BLOCKS)
         }
     }
     te_cp_async_commit();
+#pragma unroll
+    for (int i = 1; i < STAGES - 1; i++) {
+        if (mine_from + i * WARPS * KEYS < to) copy(mine_from + i * WARPS * KEYS, i);
+        shift();
+        te_cp_async_commit();
+    }
     if (EXTRA && a.x.alibi && threadIdx.x < rows)
         slopes[threadIdx.x] = te_of::slope2(a, b, te_row(a, first_head, threadIdx.x).h);
 
@@ -405,17 +389,18 @@ extern "C" __global__ void __launch_bounds__(THREADS BLOCKS)
     float by_q[N][2]; // the factors that make products scores in units of log2 or, unless plain, products of Q
     if (!CODES) by_q[0][0] = plain ? a.scale2 : 1.0f;
     int top_v = 0; // the largest exponent of the factors of V so far
-    int slot = 0; // of the tile that is multiplied
-    // Each turn copies a tile, and multiplies the one that was copied in the turn before.
+    int slot = 0, copied = STAGES - 1; // of the tile that is multiplied, and of the one that is copied
+    // Each turn copies a tile, and multiplies the one that was copied STAGES - 1 turns before.
     const int turns = max(to - from + WARPS * KEYS - 1, 0) / (WARPS * KEYS);
 #pragma unroll 1
     for (int turn = 0; turn < turns; turn++) {
-        const int j0 = mine_from + turn * (WARPS * KEYS), next = j0 + WARPS * KEYS;
-        const int factor = next_factor;
-        next_factor = 0;
-        if (next < to) copy(next, slot ^ 1);
+        const int j0 = mine_from + turn * (WARPS * KEYS), next = j0 + (STAGES - 1) * WARPS * KEYS;
+        if (next < to) copy(next, copied);
+        copied = copied == STAGES - 1 ? 0 : copied + 1;
+        const int factor = ahead[0];
+        shift();
         te_cp_async_commit();
-        te_cp_async_wait<1>();
+        te_cp_async_wait<STAGES - 1>();
         if (turn == 0) {
             __syncthreads(); // all warps have copied Q
 #pragma unroll
@@ -426,7 +411,7 @@ extern "C" __global__ void __launch_bounds__(THREADS BLOCKS)
         }
         if (j0 >= to) continue;
         const te_u32 k = mine + slot * SLOT, v = k + KEYS * ROW_K;
-        slot ^= 1;
+        slot = slot == STAGES - 1 ? 0 : slot + 1;
         float s[N][4];
         te_score_products(s, k + at.k, q + at.q);
         if (CODES) {
@@ -525,7 +510,7 @@ extern "C" __global__ void __launch_bounds__(THREADS BLOCKS)
     enum { QUADS = D / 4 };
     const int used = end > begin ? (end - begin + chunk - 1) / chunk : 1;
     const te_i64 row_floats = a.d_v + 4, part_floats = rows * row_floats; // a row's sums, then top, l, and padding
-    const te_u32 place = blockIdx.z * a.groups + group;
+    const te_u32 place = blockIdx.z * gridDim.x + blockIdx.x;
     float *all = args.part + (te_i64)place * args.splits * part_floats;
     for (int at = threadIdx.x; at < rows * QUADS; at += THREADS) {
         const int r = at / QUADS, c = 4 * (at % QUADS);

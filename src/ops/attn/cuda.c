@@ -254,11 +254,7 @@ static te_result te__attn_plan_decode(te__plan *p, const te__attn_kargs *a) {
         k->share = share;
         k->first = first;
         k->heads = heads;
-        /* Blocks that all run at the same time leave the L2 cache room for all that they will read. */
-        k->ahead = (int64_t)splits * a->groups * te__min(together, a->batch - first) <= 2 * p->num_sms;
-        k->turned = !k->ahead;
-        te__launch_size(l, k->turned ? a->groups : splits, k->turned ? splits : a->groups,
-                        te__min(together, a->batch - first), 32 * TE__ATTN_DECODE_WARPS,
+        te__launch_size(l, a->groups, splits, te__min(together, a->batch - first), 32 * TE__ATTN_DECODE_WARPS,
                         te__attn_decode_shared(a));
         te__launch_option(l, "X_DT", a->q.dt);
         te__launch_option(l, "X_D", d);

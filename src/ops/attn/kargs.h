@@ -88,8 +88,6 @@ typedef struct te__attn_decode_kargs {
     int share;          /* the largest number of chunks of a place; depends only on the number of KV heads */
     int first;          /* the first sequence of the launch */
     int heads;          /* the number of query heads of one KV head */
-    int turned;         /* 1: the grid is (KV heads, splits, sequences); 0: (splits, KV heads, sequences) */
-    int ahead;          /* 1: blocks have the L2 cache fetch all their rows at once, on Hopper and later */
 } te__attn_decode_kargs;
 #define TE__ATTN_DECODE_WARPS 4
 #define TE__ATTN_DECODE_STAGES 2

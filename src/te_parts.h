@@ -202,6 +202,7 @@
 #include "ops/gemm/grouped_cpu.c"
 #ifndef TE_NO_CUDA
 #include "ops/gemm/choice.c"
+#include "ops/gemm/arguments.c"
 #include "ops/gemm/cuda.c"
 #endif
 #include "ops/norm/kargs.h"

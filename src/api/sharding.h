@@ -42,8 +42,8 @@
  *     parameters: codes of 8 or 4 bits for weights that are stored quantized (te_post_all_gather_processing follows).
  *   - With TE_SHARD_PARAMETERS a parameter has memory only while it is needed: the forward of a module of the unit
  *     gathers the unit's parameters and releases them, and te_backward does the same.
- *     All ranks must run the same modules, forward and backward, in the same order. What reads parameters outside of
- *     a forward (te_hf_save, te_tensor_to_f32) needs te_fsdp_unshard before.
+ *     All ranks must run the same modules, forward and backward, in the same order. Functions that read parameters
+ *     outside of a forward (te_hf_save, te_tensor_to_f32) need te_fsdp_unshard before.
  *     A checkpoint (te_module_set_checkpoint) should not span units: the gradients of all of them wait for its end.
  *   - te_model_save and te_model_load write and read slices: a checkpoint opens in any layout.
  *   - te_optimizer_step, te_grad_scaler_unscale, te_clip_grad_norm and te_optimizer_set_scaled_state of remainders are
@@ -95,7 +95,7 @@ typedef struct te_fsdp_state {
     bool requires_gradient_sync; /* gradients are exchanged */
 } te_fsdp_state;
 
-/* What each rank of a unit's group keeps a slice of. The other ranks have the rest. */
+/* Names the state of a unit that is divided: each rank of the unit's group keeps one slice of it. */
 typedef enum te_shard {
     TE_SHARD_NONE = 0,      /* nothing: all is whole on each rank (DistributedDataParallel) */
     TE_SHARD_OPTIMIZER = 1, /* optimizer states, masters, and gradients after their exchange (ZeRO-2) */

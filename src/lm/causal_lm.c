@@ -67,8 +67,8 @@ static te_result te__decoder_parts(te_module *m, const te_forward_args *args, co
                                                                    &core->attention);
 }
 
-/* Returns whether the queries, keys and values of a step can be products that wait for each other, side by side in one
- * tensor, from which they are rotated into the cache. */
+/* Returns whether one operation can compute the queries, keys and values of a step, as neighbouring columns of one
+ * tensor. From there they are rotated into the cache. */
 static bool te__decoder_packs(te_module *m, const te_forward_args *args) {
     const te__decoder_attention *s = (const te__decoder_attention *)m->state;
     const te_kv_cache *c = args->kv_cache;

@@ -98,8 +98,8 @@ TE_TEST(shards_clip_by_the_norm_of_all_slices) {
 
 /* ---- memory ---- */
 
-/* What the pool takes for a tensor (core/memory.c): a multiple of an eighth of the next power of two, at least of 512.
- */
+/* Returns the bytes that the pool takes for a tensor of `bytes` (core/memory.c): a multiple of an eighth of the next
+ * power of two, and at least of 512. */
 static size_t taken(size_t bytes) {
     size_t step = 512;
     while (step * 8 < bytes) step *= 2;

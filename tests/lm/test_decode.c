@@ -188,7 +188,7 @@ TE_TEST_DEVICES(decode_of_one_layer_with_codes) {
     te_module_destroy(m);
 }
 
-/* What is cached does not depend on how the ids came: all at once, or in steps of several. */
+/* The cache has the same codes whether the ids came all at once or in steps of several. */
 TE_TEST_DEVICES(decode_in_steps_with_codes) {
     te_causal_lm_desc desc = dec_desc(0, TE_F32);
     int32_t ids[12];

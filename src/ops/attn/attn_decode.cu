@@ -13,8 +13,8 @@
 //
 // A warp copies its own keys by cp.async, a step ahead, and has its own maximum and sums, so that warps do not
 // wait for each other. At the end the block adds up the sums of its warps. For each sequence and KV head, the last
-// block to finish adds up the chunks, always in the same order. Blocks that run at the same time read the rows of all
-// KV heads of a token, which lie side by side.
+// block to finish adds up the chunks, always in the same order. Blocks that run at the same time read neighbouring
+// rows: those of all KV heads of a token.
 //
 // Products are transposed: S^T = K Q^T and O^T += V^T P^T. An mma.sync has 16 rows and 8 columns, and there are 16 keys
 // or channels, but often at most 8 rows of queries.

@@ -27,6 +27,10 @@ TE_DEV void te_cp_async16(te_u32 dst, const void *src, int bytes) {
 TE_DEV void te_cp_async16_ahead(te_u32 dst, const void *src, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
+// Starts a copy of four bytes.
+TE_DEV void te_cp_async4(te_u32 dst, const void *src) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
+}
 TE_DEV void te_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until this thread's groups of copies, except the latest N groups, have arrived.
 template <int N> TE_DEV void te_cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }

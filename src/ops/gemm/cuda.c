@@ -270,33 +270,16 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
              lines * size > (mn ? 512 : 192) * sms);
 }
 
-/* Fills in how gemv_k quantizes A. */
-static void te__gemv_fill_high(te__gemv_kargs *v, const te__gemm_problem *q) {
-    const te_op_gemm_args *a = q->high;
-    int i;
-    v->g.a = te__data(a->a);
-    v->g.a_dt = a->a->dtype;
-    v->g.lda = a->k;
-    v->g.scale_a = v->g.block_a = NULL;
-    for (i = 0; i < TE__COUNT(v->more); i++) v->more[i].scale_a = v->more[i].block_a = NULL;
+/* Fills in how gemv_k or gemv_joint quantizes A. */
+static void te__gemv_fill_quantizing(te__gemv_quantizing *v, const te_op_gemm_args *a) {
     v->scale = te__f32_data(a->quantize_scale);
     v->amax = te__f32_data(a->quantize_amax);
     v->epsilon = a->quantize_epsilon;
     v->power_of_two = a->quantize_power_of_two;
     v->code_max = a->scaling_a == TE_SCALING_NVFP4 ? (a->e4m3_max_256_a ? 256.0f : 448.0f)
                                                    : te__block_limit(a->a->dtype);
-    v->vector_x = te__rows_aligned(a->a, a->k, 16);
+    v->vector = te__rows_aligned(a->a, a->k, 16);
 }
-
-/* Products of gemv_k that share A, and the step after them (te_op_joint_gemm). */
-typedef struct te__gemm_joint {
-    const te__gemm_problem *q; /* [count] */
-    int count;
-    te_activation activation;
-    const te_tensor *residual; /* or NULL */
-    te_tensor *y;              /* NULL: there is no step after the products */
-} te__gemm_joint;
-enum { TE__JOINT_PRODUCTS = 1, TE__JOINT_GATED = 2, TE__JOINT_SUM = 3 }; /* gemv_k's option JOINT */
 
 /* Returns the number of warps of a block of gemv_k, on which the bits of a product depend. */
 static int te__gemv_warps(const te__plan *p, const te__gemm_problem *q) {
@@ -306,27 +289,23 @@ static int te__gemv_warps(const te__plan *p, const te__gemm_problem *q) {
                ? 16
                : 8;
 }
-/* Adds the other products, and the step after them, to the launch of the first product. Returns its blocks, each for
- * one tile, or for a tile of both products. */
-static int64_t te__gemv_fill_joint(te__launch *l, te__gemv_kargs *v, const te__gemm_joint *j) {
-    int64_t blocks = te__div_up(j->q[0].args->n, 16);
-    int i;
-    te__launch_option(l, "JOINT", j->activation ? TE__JOINT_GATED : j->residual ? TE__JOINT_SUM : TE__JOINT_PRODUCTS);
-    if (j->activation) te__launch_option(l, "ACT", j->activation);
-    v->parts = j->count;
-    v->residual = te__data(j->residual);
-    v->y = te__data(j->y);
-    for (i = 1; i < j->count; i++) {
-        te__gemm_fill(&v->more[i - 1], &j->q[i]);
-        if (!j->activation) blocks += te__div_up(j->q[i].args->n, 16);
-    }
-    return blocks;
+/* Adds the options of the formats to a launch of gemv_k or gemv_joint. */
+static void te__gemv_options(te__launch *l, const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
+    const int64_t few = te__min(a->m, a->n);
+    const int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0;
+    if (scales == 1 && few <= 4) te__launch_option(l, "FOURS", 1);
+    else te__launch_option(l, "EIGHTS", (int)te__div_up(few, 8));
+    te__launch_option(l, "SCALES", scales);
+    te__launch_option(l, "SWIZZLED", scales && a->swizzled_scales);
+    te__launch_option(l, "BLOCK", q->block);
+    te__launch_option(l, "A_DT", q->a.dtype);
+    te__launch_option(l, "B_DT", q->b.dtype);
 }
 
-/* Plans gemv_k or gemv_mn; gemv_k for `q` alone, or with the products of `joint`, of which it is the first. In gemv_mn,
- * a lane has four lines of the long operand and a block has sixteen warps, if all blocks can be resident at once.
- * Otherwise a lane has eight lines and a block eight warps. */
-static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q, const te__gemm_joint *joint) {
+/* Plans gemv_k or gemv_mn. In gemv_mn, a lane has four lines of the long operand and a block has sixteen warps, if all
+ * blocks can be resident at once. Otherwise a lane has eight lines and a block eight warps. */
+static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* the least number of values of k in a split: 64 for each of sixteen warps */
     const te__gemm_side *x = te__gemv_x(q), *y = x == &q->a ? &q->b : &q->a;
@@ -340,13 +319,9 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q, cons
     int64_t shared = 0, resident;
     c.splits = 1;
     if (x->k_major) {
-        blocks = joint ? te__gemv_fill_joint(l, v, joint) : te__div_up(lines, 16);
+        blocks = te__div_up(lines, 16);
         warps = te__gemv_warps(p, q);
-        if (scales == 1 && few <= 4) te__launch_option(l, "FOURS", 1);
-        else te__launch_option(l, "EIGHTS", (int)te__div_up(few, 8));
-        te__launch_option(l, "SCALES", scales);
-        te__launch_option(l, "SWIZZLED", scales && a->swizzled_scales);
-        te__launch_option(l, "BLOCK", q->block);
+        te__gemv_options(l, q);
         if (te__gemv_shares(q) && (q->high || te__gemv_pays_sharing(p, a))) {
             shared = TE__GEMV_SHARED(few, te__div_up(a->k, te__gemv_turn(q)), te__gemv_turn(q)) +
                      TE__GEMV_SUMS(warps, scales == 1 && few <= 4 ? 4 : te__round_up(few, 8));
@@ -364,15 +339,21 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q, cons
         c.splits = te__div_up(a->k, c.k_split);
         te__launch_option(l, "PIECE", piece);
         te__launch_option(l, "Y_T", !y->k_major);
+        te__launch_option(l, "A_DT", q->a.dtype);
+        te__launch_option(l, "B_DT", q->b.dtype);
     }
     te__gemm_fill(k, q);
     if (!te__gemm_split(p, k, &c)) return p->result;
-    te__launch_option(l, "A_DT", q->a.dtype);
-    te__launch_option(l, "B_DT", q->b.dtype);
     te__launch_option(l, "SHORT_A", x == &q->b);
     te__launch_option(l, "ALIGNED", aligned);
     te__launch_option(l, "WARPS", warps);
-    if (q->high) te__gemv_fill_high(v, q);
+    if (q->high) {
+        te__gemv_fill_quantizing(&v->q, q->high);
+        v->g.a = te__data(q->high->a);
+        v->g.a_dt = q->high->a->dtype;
+        v->g.lda = a->k;
+        v->g.scale_a = v->g.block_a = NULL;
+    }
     te__launch_size(l, blocks, c.splits, 1, warps * 32, shared);
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
@@ -436,7 +417,7 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
         args.n = ends ? piece : (a->n - col) / piece * piece;
         d.ndim = 2, d.shape[0] = args.m, d.shape[1] = args.n, d.stride[0] = ends ? ld : phases * ld, d.stride[1] = 1;
         d.offset += (row * ld + col) * size;
-        if ((ends ? te__gemm_plan_gemv(p, &one, NULL) : te__gemm_plan_hopper(p, &one)) != TE_OK) break;
+        if ((ends ? te__gemm_plan_gemv(p, &one) : te__gemm_plan_hopper(p, &one)) != TE_OK) break;
     }
     p->native = true; /* the columns at the ends are not */
     te__plan_why(p, TE__GEMM_WHY_SUMS(q, te__is_fp8(q->a.dtype) && a->split_accumulator,
@@ -490,10 +471,10 @@ static te__gemm_problem te__gemm_problem_of(const te_op_gemm_args *a) {
 static te_result te__gemm_plan_codes(te__plan *p, const te_op_gemm_args *a) {
     te__gemm_problem q = te__gemm_problem_of(a);
     if (a->k == 0 || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
-    if (!p->baseline && te__gemm_is_gemv(p, &q, false)) return te__gemm_plan_gemv(p, &q, NULL);
+    if (!p->baseline && te__gemm_is_gemv(p, &q, false)) return te__gemm_plan_gemv(p, &q);
     if (a->scaling_a >= TE_SCALING_MXFP8 && !te__gemm_plan_prepare(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    if (te__gemm_is_gemv(p, &q, true)) return te__gemm_plan_gemv(p, &q, NULL);
+    if (te__gemm_is_gemv(p, &q, true)) return te__gemm_plan_gemv(p, &q);
     if (!te__gemm_fits_hopper(p, &q) || (q.a.dtype == TE_F32 && !te__gemm_pays_turning(&q)))
         return te__gemm_plan_mma(p, &q);
     if (q.a.dtype == TE_F32 && !te__gemm_plan_turns(p, &q)) return p->result;
@@ -516,7 +497,7 @@ static te_result te__gemm_plan_quantized(te__plan *p, const te_op_gemm_args *a) 
     if (!p->baseline && a->k > 0 && a->m <= a->n && a->m * a->k <= TE__GEMM_QUANTIZE_NUMBERS &&
         te__gemm_is_gemv(p, &q, false) && te__gemv_shares(&q)) {
         q.high = a;
-        return te__gemm_plan_gemv(p, &q, NULL);
+        return te__gemm_plan_gemv(p, &q);
     }
     for (i = 0; i < 3; i++) {
         c.memory[i].data = te__plan_workspace(p, te__max(c.bytes[i], 1));
@@ -526,27 +507,121 @@ static te_result te__gemm_plan_quantized(te__plan *p, const te_op_gemm_args *a) 
     return result == TE_OK ? te__gemm_plan_codes(p, &c.product) : result;
 }
 
-/* Plans products that share A, and the step after them, as one launch of gemv_k. Returns false, and has planned
- * nothing, if one of them is no product of gemv_k that reads A in high precision, or if the formats of B or D differ:
- * the kernel's options and te_gemv_product have one of each. */
+/* ---- several products at once ------------------------------------------------------------------------------------ */
+
+/* Products of gemv_joint that share A, and the step after them (te_op_joint_gemm). */
+typedef struct te__gemm_joint {
+    const te__gemm_problem *q; /* [count] */
+    int count;
+    te_activation activation;
+    const te_tensor *residual; /* or NULL */
+    te_tensor *y;              /* NULL: there is no step after the products */
+} te__gemm_joint;
+enum { TE__JOINT_PRODUCTS = 1, TE__JOINT_GATED = 2, TE__JOINT_SUM = 3 }; /* gemv_joint's option JOINT */
+
+/* Returns the bytes of shared memory of gemv_joint with `depth` turns on their way for each of sixteen warps. */
+static int64_t te__gemv_joint_shared(const te__gemm_problem *q, int depth) {
+    const te_op_gemm_args *a = q->args;
+    const int64_t turn = te__dtype_size(q->b.dtype) == 2 ? 64 : te__gemv_turn(q);
+    const int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0;
+    return TE__GEMV_SHARED(a->m, a->k / turn, turn) + TE__GEMV_SUMS(16, 2 * a->m) +
+           16 * depth * TE__GEMV_SLOT(scales);
+}
+/* Returns the number of turns on their way. With more than one a multiprocessor must still have room for a block of the
+ * kernel that follows. */
+static int te__gemv_joint_depth(const te__plan *p, const te__gemm_problem *q) {
+    int depth = 3;
+    while (depth > 1 && !te__plan_fits(p, te__gemv_joint_shared(q, depth), 2)) depth--;
+    return depth;
+}
+/* Returns the number of warps that share a tile, of `tiles` that are multiplied at the same time: as few as fill the GPU
+ * with blocks of sixteen warps, because each tile costs a warp some work; but no more than have a turn. */
+static int te__gemv_joint_warps(const te__plan *p, int64_t tiles, int64_t turns) {
+    int warps = 16;
+    while (warps > 1 && (warps > turns || tiles * (warps / 2) >= 15 * (int64_t)p->num_sms)) warps /= 2;
+    return warps;
+}
+
+static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) {
+    const te__gemm_problem *q = j->q;
+    const te_op_gemm_args *a = q->args, *of_a = q->high ? q->high : a;
+    te__launch *l = te__plan_launch(p, "gemm", "gemv_joint");
+    te__gemv_joint_kargs *v = TE__KARGS(p, l, te__gemv_joint_kargs);
+    const int64_t turn = te__dtype_size(q->b.dtype) == 2 ? 64 : te__gemv_turn(q);
+    const int depth = te__gemv_joint_depth(p, q);
+    int64_t tiles = 0;
+    int i, warps;
+    v->a = te__data(of_a->a);
+    v->lda = a->k;
+    v->m = (int)a->m;
+    v->k = (int)a->k;
+    v->d_dt = a->d->dtype;
+    v->residual = te__data(j->residual);
+    v->y = te__data(j->y);
+    v->early = true;
+    for (i = 0; i < j->count; i++) {
+        te__gemv_part *part = &v->part[i];
+        te__gemm_kargs g = TE_ZERO;
+        te__gemm_fill(&g, &q[i]);
+        part->b = g.b;
+        part->block_b = g.block_b;
+        part->d = g.d;
+        part->bias = g.bias;
+        part->scale_b = g.scale_b;
+        part->ldb = g.ldb * te_dtype_bits(q[i].b.dtype) / 8;
+        part->ldd = g.ldd;
+        part->ld_block_b = (int)g.ld_block_b;
+        part->n = (int)g.n;
+        part->bias_dt = g.bias_dt;
+        tiles += te__div_up(g.n, 16);
+        part->tiles = (int)tiles;
+        v->factor_a = g.factor_a;
+        v->factor_b = g.factor_b;
+        v->early = v->early && te__plan_keeps(p, q[i].args->b) && te__plan_keeps(p, q[i].args->scale_b);
+    }
+    for (; i < TE__COUNT(v->part); i++) v->part[i] = v->part[i - 1];
+    if (j->activation) tiles /= 2; /* pairs */
+    warps = te__gemv_joint_warps(p, tiles, a->k / turn);
+    if (q->high) te__gemv_fill_quantizing(&v->q, q->high);
+    te__gemv_options(l, q);
+    te__launch_option(l, "WARPS", warps);
+    te__launch_option(l, "DEPTH", depth);
+    te__launch_option(l, "HIGH", q->high ? of_a->a->dtype : 0);
+    te__launch_option(l, "D_DT", a->d->dtype);
+    te__launch_option(l, "JOINT", j->activation ? TE__JOINT_GATED : j->residual ? TE__JOINT_SUM : TE__JOINT_PRODUCTS);
+    if (j->activation) te__launch_option(l, "ACT", j->activation);
+    te__launch_size(l, te__min(te__div_up(tiles, 16 / warps), p->num_sms), 1, 1, 512, te__gemv_joint_shared(q, depth));
+    p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
+    te__plan_why(p, q->high ? "products of a few rows at once: B by copies ahead into shared memory, A quantized by each "
+                              "block; codes decoded exactly into f16, to the tensor cores (mma.sync)"
+                            : "products of a few rows at once: B by copies ahead into shared memory, to the tensor cores "
+                              "(mma.sync)");
+    return p->result;
+}
+
+/* Plans products that share A, and the step after them, as one launch of gemv_joint. Returns false, and has planned
+ * nothing, if the kernel cannot take one of them, or if the formats of B or D differ: its options and te_joint_product
+ * have one of each. */
 static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, int count, te_activation activation,
                                 const te_tensor *residual, te_tensor *y) {
-    enum { MOST = 1 + TE__COUNT(((te__gemv_kargs *)0)->more) };
+    enum { MOST = TE__COUNT(((te__gemv_joint_kargs *)0)->part) };
     te__gemm_codes codes[MOST];
     te__gemm_problem q[MOST];
     te__gemm_joint joint = TE_ZERO;
-    const int64_t turn = !a->quantize_a ? 64 : a->quantize_a == TE_F4E2M1 ? 256 : 128; /* gemv_k's TURN */
+    const int64_t turn = !a->quantize_a ? 64 : a->quantize_a == TE_F4E2M1 ? 256 : 128; /* the kernel's TURN */
     int i;
-    if (count > MOST || a->m == 0 || a->k == 0 || p->baseline) return false;
+    if (count > MOST || a->m == 0 || a->k == 0 || a->m > 16 || p->baseline) return false;
     for (i = 0; i < count; i++) {
         if (a->quantize_a) te__gemm_codes_init(&codes[i], p->te, &a[i]);
         q[i] = te__gemm_problem_of(a->quantize_a ? &codes[i].product : &a[i]);
         if (a->quantize_a) q[i].high = &a[i];
         if (q[i].b.dtype != q[0].b.dtype || a[i].d->dtype != a->d->dtype || a[i].n < a[i].m ||
             te__gemm_is_exact(p, &q[i]) || !te__gemm_is_gemv(p, &q[i], false) ||
-            !te__gemm_is_aligned(&q[i]) || te__gemv_warps(p, &q[i]) != te__gemv_warps(p, &q[0]) ||
+            !te__gemm_is_aligned(&q[i]) || a[i].n > INT_MAX / 32 ||
+            q[i].b.ld > INT_MAX / 16 || (a[i].scaling_b == TE_SCALING_NVFP4 && !te__is_aligned(a[i].scale_b, 16)) ||
             (a[i].amax_b && te__numel(a[i].amax_b) > 1) || a->k % turn != 0 || !te__rows_aligned(a->a, a->k, 16) ||
-            (a->quantize_a && (a->m * a->k > TE__GEMM_QUANTIZE_NUMBERS || !te__gemv_shares(&q[i]))))
+            (a->quantize_a && (a->m * a->k > TE__GEMM_QUANTIZE_NUMBERS || !te__gemv_shares(&q[i]))) ||
+            !te__plan_fits(p, te__gemv_joint_shared(&q[i], 1), 1))
             return false;
     }
     joint.q = q;
@@ -554,7 +629,7 @@ static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, int count
     joint.activation = activation;
     joint.residual = residual;
     joint.y = y;
-    te__gemm_plan_gemv(p, &q[0], &joint);
+    te__gemm_plan_gemv_joint(p, &joint);
     return true;
 }
 

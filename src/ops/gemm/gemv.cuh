@@ -4,11 +4,10 @@
 
 // Adds up the sums of all warps in order, applies the epilogue, and stores the results of OF_X lines of the long
 // operand, from line `first` on. `scale` is the factor of all of D. A line is a row of A or
-// a column of B. Split s writes to D from row s * m on. WARPS and SHORT_A are options of the kernel. Calls
-// then(i, row, column, v) for each result v, before its rounding; i counts the thread's results.
-template <int OF_X, int FEW, int LINES, class THEN>
+// a column of B. Split s writes to D from row s * m on. WARPS and SHORT_A are options of the kernel.
+template <int OF_X, int FEW, int LINES>
 TE_DEV void te_gemv_finish(const te__gemm_kargs &a, float scale, const float (&sums)[WARPS][FEW][LINES],
-                           te_i64 first, THEN then) {
+                           te_i64 first) {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < FEW * OF_X; i += 32 * WARPS) {
@@ -18,15 +17,7 @@ TE_DEV void te_gemv_finish(const te__gemm_kargs &a, float scale, const float (&s
         float all = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) all += sums[w][other][line];
-        const te_i64 row = (SHORT_A ? other : first + line) + blockIdx.y * a.m, column = SHORT_A ? first + line : other;
-        float bias[1];
-        te_gemm_bias<1>(a, column, bias);
-        te_gemm_finish<1>(a, scale, bias, te_gemm_row(a, row), column, &all);
-        then(i / (32 * WARPS), row, column, all);
+        te_i64 row = (SHORT_A ? other : first + line) + blockIdx.y * a.m, column = SHORT_A ? first + line : other;
+        te_gemm_finish(a, scale, row, column, all);
     }
-}
-template <int OF_X, int FEW, int LINES>
-TE_DEV void te_gemv_finish(const te__gemm_kargs &a, float scale, const float (&sums)[WARPS][FEW][LINES],
-                           te_i64 first) {
-    te_gemv_finish<OF_X>(a, scale, sums, first, [](int, te_i64, te_i64, float) {});
 }

@@ -26,10 +26,6 @@
 // SHARED: a block decodes Y once, into shared memory, and goes over many tiles of 16 lines of X (gemv_shared.cuh). With
 // HIGH it quantizes Y before. The bits are the same as with Y in registers, since f16 holds each number exactly.
 //
-// JOINT: several products that share Y (te_op_joint_gemm). A tile belongs to one of them. A step after the products
-// takes their results as D has them, rounded. With a gated activation, a block multiplies a tile of the first product,
-// and the same lines of the second one right after it. A thread keeps its results of the first.
-//
 // Lines may have any alignment. 16 bytes that are not aligned are shifted together from two aligned pieces.
 //
 // Benchmark: "gemv ..." in tests/bench/h200.csv.
@@ -48,9 +44,6 @@
 //                      ALIGNED
 //          SWIZZLED    1: these scales are swizzled
 //          SHARED      1: Y is in shared memory (only FP8 or FP4, with ALIGNED)
-//          JOINT       1: several products; 2: two products and ACT, a gated te_activation; 3: one product, which is
-//                      added to `residual`. With SHORT_A and ALIGNED, k in whole turns, rows of A at multiples of 16
-//                      bytes, and one factor for all of a D
 //          HIGH        te_dtype of Y, which the kernel quantizes to Y's format, with SHARED and SHORT_A; 0: Y has codes
 //
 // Launch: grid ceil(lines of X / 16), block 32 WARPS; SHARED: any grid, TE__GEMV_SHARED bytes of shared memory.
@@ -60,8 +53,6 @@
 // te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 // te:row A_DT=2 B_DT=2 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8|16
-// te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8|16 JOINT=1|3
-// te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8|16 JOINT=2 ACT=8
 // te:row A_DT=5 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=0 WARPS=8
 // te:row A_DT=4 B_DT=4 BLOCK=1 SCALES=0 SWIZZLED=0 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 // te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
@@ -76,57 +67,19 @@
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 SHORT_A=1 FOURS=1 ALIGNED=1 WARPS=8 SHARED=1 HIGH=0|3
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8 SHARED=1 HIGH=0|3
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8 SHARED=1 HIGH=0|3
-// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8|16 SHARED=1 HIGH=3 JOINT=1|3
-// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=16 SHARED=1 HIGH=3 JOINT=2 ACT=8
-// te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8 SHARED=1 HIGH=3 JOINT=1|3
-// te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8 SHARED=1 HIGH=3 JOINT=2 ACT=8
-// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 SHORT_A=1 FOURS=1 ALIGNED=1 WARPS=8 SHARED=1 HIGH=3 JOINT=1|3
-// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 SHORT_A=1 FOURS=1 ALIGNED=1 WARPS=8 SHARED=1 HIGH=3 JOINT=2 ACT=8
-// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8 SHARED=1 HIGH=3 JOINT=1|3
-// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 SHORT_A=1 EIGHTS=2 ALIGNED=1 WARPS=8 SHARED=1 HIGH=3 JOINT=2 ACT=8
-// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8 SHARED=1 HIGH=3 JOINT=1|3
-// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8 SHARED=1 HIGH=3 JOINT=2 ACT=8
 // te:row A_DT=5 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=1 SHORT_A=0 FOURS=1 ALIGNED=1 WARPS=8 SHARED=1
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=1 SHORT_A=0 EIGHTS=2 ALIGNED=1 WARPS=8 SHARED=1
-#include "ops/gemm/decode.cuh"
 #include "ops/gemm/gemv.cuh"
+#include "ops/gemm/gemv_codes.cuh"
 #include "ops/gemm/shift.cuh"
 
-#ifdef ACT
-#include "ops/act/act.cuh"
-#endif
 
 #ifndef SHARED
 #define SHARED 0
 #endif
-#ifndef JOINT
-#define JOINT 0
-#endif
-// A decoding step has a kernel of one block behind such products, which takes no other block's place. Behind gate and
-// up it has a large kernel, whose blocks would fill some multiprocessors and leave others empty.
-#define LEADS (JOINT == 1 || JOINT == 3)
 #ifndef HIGH
 #define HIGH 0
 #endif
-#define X_DT (SHORT_A ? B_DT : A_DT)
-#define Y_DT (SHORT_A ? A_DT : B_DT)
-#define FP8 (A_DT == 4 || A_DT == 5)
-static_assert(A_DT != 1 && B_DT != 1, "no f32");
-#define BITS (SCALES == 2 ? 4 : FP8 ? 8 : 16)
-#define UNIT (128 / BITS)      // elements in 16 bytes, which a lane loads at a time
-#define UNITS 2                // of a lane in a turn
-#define TURN (4 * UNITS * UNIT) // elements of k in a turn: 128 bytes
-#define CHUNKS (UNIT / 8)      // a chunk is eight elements, two products of a lane
-#ifdef FOURS
-#define HALVES 1 // columns of a product: 1: two halves, of two groups; 0: eight lines of Y
-#define SETS FOURS
-#define SET 4
-#else
-#define HALVES 0
-#define SETS EIGHTS
-#define SET 8 // lines of Y in a product
-#endif
-#define EXCHANGED (SCALES == 1 && !HALVES)
 // RESIDENT: warps on a multiprocessor, as many as registers allow.
 #define RESIDENT                                                                                                       \
     (SHARED ? (WARPS == 16 ? 32 : SETS > 1 || EXCHANGED ? 16 : 24)                                                     \
@@ -204,40 +157,9 @@ struct te_gemv_line {
     }
 };
 
-// Decodes chunk c of the unit u into four words, each two values of k. `scales`: two E4M3 scales, with NVFP4.
-template <int DT> TE_DEV void te_gemv_decode(uint4 u, int c, te_u32 scales, te_u32 out[4]) {
-    const te_u32 w[4] = {u.x, u.y, u.z, u.w};
-    if (BITS == 4) {
-        te_u32 two = te_fp8x2_to_f16(scales, 0, TE_F8E4M3);
-        te_decode_fp4x8(w[c], __byte_perm(two, 0, c < 2 ? 0x1010 : 0x3232), out);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            out[i] = BITS == 16 ? w[i] : te_fp8x2_to_f16(w[(2 * c + (i >> 1)) & 3], i & 1, DT);
-    }
-}
-// Returns v as a tensor of this format has it.
-TE_DEV float te_gemv_rounded(float v, int dt) {
-    return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;
-}
-// Adds to `sum` the products of a chunk of two lines of X and of one line of Y.
-TE_DEV void te_gemv_multiply(float sum[4], const te_u32 x[4], const te_u32 x8[4], const te_u32 y[4]) {
-#pragma unroll
-    for (int h = 0; h < 4; h += 2) {
-        const te_u32 of_x[4] = {x[h], x8[h], x[h + 1], x8[h + 1]}, of_y[2] = {y[h], y[h + 1]};
-        if (A_DT == 3) te_mma_bf16(sum, of_x, of_y);
-        else te_mma_f16(sum, of_x, of_y);
-    }
-}
-// Exchanges halves of a unit between lanes t and t + 2. The first 32 of the quad's 64 codes are then in the first
-// chunks of its lanes, and the other 32 in the second chunks.
-TE_DEV uint4 te_gemv_exchange(uint4 u, int t) {
-    const bool upper = t > 1;
-    const te_u32 x = __shfl_xor_sync(0xffffffffu, upper ? u.x : u.z, 2),
-                 y = __shfl_xor_sync(0xffffffffu, upper ? u.y : u.w, 2);
-    return upper ? make_uint4(x, y, u.z, u.w) : make_uint4(u.x, u.y, x, y);
-}
 #if SHARED
+#define THREADS (32 * WARPS)
+#define WHOLE 0
 #include "ops/gemm/gemv_shared.cuh"
 #endif
 
@@ -255,34 +177,6 @@ struct te_gemv_place {
     }
 };
 
-#if JOINT
-// Returns the arguments of product number i.
-TE_DEV te__gemm_kargs te_gemv_product(const te__gemv_kargs &k, int i) {
-    te__gemm_kargs g = k.g;
-    g.epilogue = TE_EPILOGUE_NONE, g.aux = nullptr, g.accumulate = g.rows_a = g.columns_b = 0;
-#if JOINT != 3
-#define PICK(f) g.f = i == 0 ? k.g.f : JOINT == 2 || i == 1 ? k.more[0].f : k.more[1].f
-    PICK(b), PICK(block_b), PICK(d), PICK(bias), PICK(scale_b), PICK(n), PICK(ldb), PICK(ld_block_b), PICK(ldd);
-    PICK(bias_dt);
-#undef PICK
-#endif
-    return g;
-}
-// Finds the product of a tile, and its first line there. Returns whether there is such a tile.
-TE_DEV bool te_gemv_locate(const te__gemv_kargs &k, int tile, int &product, te_i64 &first) {
-    product = JOINT == 2 ? tile & 1 : 0;
-    first = (te_i64)(JOINT == 2 ? tile >> 1 : tile) * 16;
-    te_i64 lines = k.g.n;
-#if JOINT == 1
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (i + 1 >= k.parts || product < i || first < lines) continue;
-        first -= (lines + 15) / 16 * 16, lines = k.more[i].n, product = i + 1;
-    }
-#endif
-    return first < lines;
-}
-#endif
 
 // A lane's part of a turn of X, or of SETS lines of Y.
 template <int LINES> struct te_gemv_turn {
@@ -317,38 +211,25 @@ template <int LINES> struct te_gemv_turn {
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
     te_gemv_k(const __grid_constant__ te__gemv_kargs kargs) {
     te_follow();
-#if LEADS
-    te_lead();
-#endif
 #if SHARED
-    te_gemv_shared in(kargs);
-    float(*sums)[WARPS][SET * SETS][16] = in.sums;
+    extern __shared__ __align__(16) te_u8 memory[];
+    float(*sums)[WARPS][SET * SETS][16] = (float(*)[WARPS][SET * SETS][16])memory; // of two tiles
+    te_gemv_shared in(SHORT_A ? kargs.g.m : kargs.g.n, kargs.g.k, sums + 2);
 #else
-    __shared__ float sums[JOINT == 2 ? 2 : 1][WARPS][SET * SETS][16];
+    __shared__ float sums[1][WARPS][SET * SETS][16];
 #endif
     const te__gemm_kargs &a = kargs.g;
     const te_i64 few = SHORT_A ? a.m : a.n;
-#if JOINT
-    int tile = blockIdx.x * (JOINT == 2 ? 2 : 1), product; // product: that of the tile
-    te_i64 first;
-    te_gemv_locate(kargs, tile, product, first);
-    auto of = [&]() { return te_gemv_product(kargs, product); }; // the arguments of the tile's product
-    auto lines = [&]() { return of().n; };
-#else
-    const te_i64 all_lines = SHORT_A ? a.n : a.m;
+    const te_i64 lines = SHORT_A ? a.n : a.m;
     te_i64 first = (te_i64)blockIdx.x * 16;
-    auto of = [&]() -> const te__gemm_kargs & { return a; };
-    auto lines = [&]() { return all_lines; };
-#endif
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3, odd = 0;
     const void *scales_y = SHORT_A ? a.block_a : a.block_b;
     const te_i64 ld_scales_y = SHORT_A ? a.ld_block_a : a.ld_block_b;
     auto open_x = [&](te_gemv_line x[2]) {
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            x[i].open(SHORT_A ? of().b : a.a, SHORT_A ? of().ldb : a.lda, lines(), a.k,
-                      SHORT_A ? of().block_b : a.block_a, SHORT_A ? of().ld_block_b : a.ld_block_a,
-                      first + g + 8 * i);
+            x[i].open(SHORT_A ? a.b : a.a, SHORT_A ? a.ldb : a.lda, lines, a.k, SHORT_A ? a.block_b : a.block_a,
+                      SHORT_A ? a.ld_block_b : a.ld_block_a, first + g + 8 * i);
     };
     const int of_y = HALVES ? g & 3 : g;                // the lane's line of each set of Y
     const bool own = !HALVES || (g >> 2) == (t >> 1);   // else the lane has zeros there
@@ -366,7 +247,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
         if (warp < whole) ahead.load(place, warp);
     };
     load_ahead();
-    const float of_all_y = in.fill(kargs);
+#if HIGH
+    const float of_all_y = in.fill(a.a, a.lda, a.factor_a, kargs.q);
+#else
+    const float of_all_y = in.fill_codes(kargs);
+#endif
     __syncthreads();
     te_u32 at_y[SETS], at_scale[SETS][2];
     const te_u32 step_y = own ? TURN * 2 : 0;
@@ -430,9 +315,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
 #pragma unroll
             for (int h = 0; h < 2; h++)
 #if BLOCK
-                s_x[h] = te_gemm_block_scale(SHORT_A ? of().block_b : a.block_a, SHORT_A ? B_2D : A_2D,
-                                             SHORT_A ? of().ld_block_b : a.ld_block_a,
-                                             min(first + g + 8 * h, lines() - 1) + (SHORT_A ? a.first_b : 0), k >> 7);
+                s_x[h] = te_gemm_block_scale(SHORT_A ? a.block_b : a.block_a, SHORT_A ? B_2D : A_2D,
+                                             SHORT_A ? a.ld_block_b : a.ld_block_a,
+                                             min(first + g + 8 * h, lines - 1) + (SHORT_A ? a.first_b : 0), k >> 7);
 #else
                 s_x[h] = te__e8m0_to_f32((te_u8)(u.scale[0][h] >> (HALVES ? 8 * (t >> 1) : 0) >> (8 * group)));
 #endif
@@ -492,18 +377,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
             }
         }
     };
-#if JOINT == 2
-    float held[SET * SETS * 16 / (32 * WARPS) + 1] = {}; // the thread's results of the first product's tile
-#endif
 #pragma unroll 1
     for (;;) {
         int turn = warp;
         bool last = true;
 #pragma unroll
         for (int l = 0; l < SETS; l++) sum[l][0] = sum[l][1] = sum[l][2] = sum[l][3] = 0.0f;
-#if JOINT
-        const int next = tile + (JOINT == 2 ? (tile & 1 ? 2 * (int)gridDim.x - 1 : 1) : (int)gridDim.x);
-#endif
 #if SHARED
 #pragma unroll 1
         while (turn < whole) { // other warps hide the time of the loads better than more turns in registers do
@@ -520,7 +399,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
             take(u, turn, false);
         }
 #endif
-#if !JOINT // which has whole turns alone
 #pragma unroll 1
         for (; turn < turns; turn += WARPS) {
             te_gemv_turn<2> u;
@@ -531,30 +409,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
             u.load(x, (te_i64)turn * TURN, a.k, t, false, true);
             take(u, turn, true);
         }
-#endif
         const te_i64 done = first;
-#if JOINT
-#if JOINT == 2
-        const bool gates = !(tile & 1); // the tile is of the product that the activation reads first
-#endif
-        const te__gemm_kargs now = of();
-        tile = next;
-#else
-        const te__gemm_kargs &now = a;
-#endif
 #if SHARED // the next tile's first turn comes while this tile's sums are added up
-#if JOINT
-        last = !te_gemv_locate(kargs, tile, product, first);
-#else
         first += (te_i64)gridDim.x * 16;
-        last = first >= lines();
-#endif
-        if (!last) {
-            load_ahead();
-        }
-#elif JOINT == 2
-        last = !gates;
-        if (!last) product = 1, open_x(x);
+        last = first >= lines;
+        if (!last) load_ahead();
 #endif
         const float power = SCALES == 2 ? 1.0f / (TE_DECODE_FP4 * TE_DECODE_FP4) : 1.0f;
 #pragma unroll
@@ -566,27 +425,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
                 if (!HALVES || t < 2) sums[odd][warp][SET * l + first_y + e % 2][g + e / 2 * 8] = all;
             }
 #if HIGH
-        const float scale = of_all_y * te_gemm_scale(now);
+        const float scale = of_all_y * te_gemm_scale(a);
 #else
-        const float scale = te_gemm_scale(now);
+        const float scale = te_gemm_scale(a);
 #endif
         // te_gemv_finish waits for all warps first, so that two tiles' sums suffice.
-#if JOINT >= 2
-        te_gemv_finish<16>(now, scale, sums[odd], done, [&](int i, te_i64 row, te_i64 column, float v) {
-            v = te_gemv_rounded(v, now.d_dt);
-            const te_i64 at = row * now.n + column;
-#if JOINT == 2
-            if (gates) held[i] = v;
-            else v = te_act_gate(ACT, held[i], v, te__act_rule{}), te_gemm_store<1>(kargs.y, at, now.d_dt, &v);
-#else
-            float sum;
-            te_gemm_load<1>(kargs.residual, at, now.d_dt, &sum);
-            sum += v, te_gemm_store<1>(kargs.y, at, now.d_dt, &sum);
-#endif
-        });
-#else
-        te_gemv_finish<16>(now, scale, sums[odd], done);
-#endif
+        te_gemv_finish<16>(a, scale, sums[odd], done);
         if (last) break;
         odd ^= 1;
     }

@@ -1,6 +1,9 @@
-// ops/gemm/gemv_shared.cuh: the short operand Y of gemv_k in shared memory, decoded into f16 once for all warps of a
-// block. Its codes come from memory or, with HIGH, from quantizing its numbers as the families cast, block, mxfp8 and
-// nvfp4 do. Each block quantizes all of Y, and reads it from the L2 cache.
+// ops/gemm/gemv_shared.cuh: the short operand Y of gemv_k and gemv_joint in shared memory, decoded into f16 once for all
+// warps of a block. Its codes come from memory or, with HIGH, from quantizing its numbers as the families cast, block,
+// mxfp8 and nvfp4 do. Each block quantizes all of Y, and reads it from the L2 cache. Numbers of 16 bits that are not
+// quantized are copied.
+//
+// THREADS is the number of threads of a block. WHOLE: Y's rows have whole turns, and start at multiples of 16 bytes.
 //
 // A line has a slot of 16 bytes for each chunk of eight values. In a turn the four lanes of a quad read neighbouring
 // slots, so the slots are in the order [unit][chunk][lane], where each lane has the chunks that it has of X.
@@ -11,22 +14,23 @@
 #include "ops/nvfp4/nvfp4.cuh"
 #endif
 
-#define PART (SCALES == 2 ? 16 : 8) // values that a thread quantizes at a time
-#define AT_ONCE (JOINT ? 4 : PART / 8) // loads of eight values that a thread waits for at once
+#define PART (SCALES == 2 ? 16 : 8)    // values that a thread quantizes at a time
+#define AT_ONCE (HIGH == 1 ? 2 : 4)    // loads of eight values that a thread waits for at once
+#define ROUND (AT_ONCE * 8 / PART)     // parts of a thread in these loads
 
 struct te_gemv_shared {
     te_u32 base, of_scales, zeros; // addresses in shared memory; zeros: with FOURS, lanes read them in place of Y
-    int turns, few, line_bytes;
+    int turns, few, line_bytes, all; // all: parts of all lines
+    te_u32 inverse;                  // ceil(2^32 / parts of a line): so a division is one multiplication
     te_i64 k;
-    float (*sums)[WARPS][SET * SETS][16]; // of two tiles
-    float *scratch;                       // for te_block_max
-    TE_DEV te_gemv_shared(const te__gemv_kargs &a) : few((int)(SHORT_A ? a.g.m : a.g.n)), k(a.g.k) {
-        extern __shared__ __align__(16) te_u8 memory[];
+    float *scratch; // of 32 numbers
+    // `memory` has 128 bytes and TE__GEMV_SHARED, and starts at a multiple of 16.
+    TE_DEV te_gemv_shared(te_i64 few, te_i64 k, void *memory) : few((int)few), k(k), scratch((float *)memory) {
         turns = (int)te_div_up(k, TURN), line_bytes = TE__GEMV_LINE(turns, TURN);
-        sums = (float(*)[WARPS][SET * SETS][16])memory;
-        scratch = (float *)(sums + 2);
-        base = te_smem(scratch + 32), of_scales = base + few * line_bytes, zeros = of_scales + few * turns * 16;
-        if (threadIdx.x < 16) te_sts16(zeros + threadIdx.x * 16, make_uint4(0, 0, 0, 0));
+        base = te_smem(scratch + 32), of_scales = base + (int)few * line_bytes;
+        zeros = of_scales + (int)few * turns * 16;
+        all = (int)few * turns * (TURN / PART), inverse = 0xffffffffu / (te_u32)(turns * (TURN / PART)) + 1;
+        if (HALVES && threadIdx.x < 16) te_sts16(zeros + threadIdx.x * 16, make_uint4(0, 0, 0, 0));
     }
     // Returns the address of a line for lane t of a quad. Lines beyond the last one have its address.
     TE_DEV te_u32 line(int number, int t) const { return base + min(number, few - 1) * line_bytes + t * 16; }
@@ -50,78 +54,103 @@ struct te_gemv_shared {
                  make_uint4(w[0], w[1], w[2], w[3]));
     }
 
-#if HIGH
-    // Returns eight values of a line of A, of which those beyond k are 0.
-    TE_DEV te_raw<TE_ANY> ask(const te__gemv_kargs &a, int line, int at) const {
-        te_i64 from = line * a.g.lda + at;
-        if (JOINT || (a.vector_x && at + 8 <= k)) return te_raw_ask<8>(a.g.a, from, HIGH);
-        return te_raw_ask_part<8>(a.g.a, from, HIGH, k - at);
+    // Returns the line and the number in the line of part i.
+    TE_DEV int2 part_of(int i) const {
+        const int line = (int)__umulhi((te_u32)i, inverse); // right for all i below 2^32 / parts of a line
+        return make_int2(line, i - line * turns * (TURN / PART));
     }
-    // Returns the largest |x| of A, NaN ignored.
-    TE_DEV float amax(const te__gemv_kargs &a) const {
-        float most = 0.0f;
-        const int each = (int)te_div_up(k, 8);
+#if BITS == 16
+    // Copies Y, which has whole turns.
+    TE_DEV float fill(const void *a, te_i64 lda, float, const te__gemv_quantizing &) const {
 #pragma unroll 1
-        for (int from = threadIdx.x; from < few * each; from += AT_ONCE * 32 * WARPS) {
-            te_raw<TE_ANY> raw[AT_ONCE] = {};
+        for (int i = threadIdx.x; i < all; i += THREADS) {
+            const int2 p = part_of(i);
+            te_sts16(base + p.x * line_bytes + p.y * 16, *(const uint4 *)((const te_u16 *)a + p.x * lda + p.y * 8));
+        }
+        return 1.0f;
+    }
+#elif HIGH
+    // Returns eight values of a line of A, of which those beyond k are 0.
+    TE_DEV te_raw<TE_ANY> ask(const void *a, te_i64 lda, bool vector, int line, int at) const {
+        te_i64 from = line * lda + at;
+        if (WHOLE || (vector && at + 8 <= k)) return te_raw_ask<8>(a, from, HIGH);
+        return te_raw_ask_part<8>(a, from, HIGH, k - at);
+    }
+    // Loads the thread's parts of a round, of which the first is number i. Parts that are missing are 0.
+    TE_DEV void ask_round(const void *a, te_i64 lda, bool vector, int i, te_raw<TE_ANY> raw[AT_ONCE]) const {
 #pragma unroll
-            for (int l = 0; l < AT_ONCE; l++) {
-                const int i = from + l * 32 * WARPS;
-                if (i < few * each) raw[l] = ask(a, i / each, i % each * 8);
-            }
+        for (int l = 0; l < AT_ONCE; l++) {
+            const int later = i + l / (PART / 8) * THREADS;
+            raw[l] = {};
+            if (later >= all) continue;
+            const int2 p = part_of(later);
+            raw[l] = ask(a, lda, vector, p.x, p.y * PART + l % (PART / 8) * 8);
+        }
+    }
+    // Raises `most`, the bits of |x|, two numbers of 16 bits in a word, to those of eight values. NaN is ignored.
+    TE_DEV void raise(te_u32 &most, const te_raw<TE_ANY> &raw) const {
+#pragma unroll
+        for (int j = 0; j < (HIGH == TE_F32 ? 8 : 4); j++) {
+            if (HIGH == TE_F32)
+                most = __float_as_uint(fmaxf(__uint_as_float(most), fabsf(__uint_as_float(raw.w[j]))));
+            else if (HIGH == TE_BF16)
+                asm("{ .reg .b32 x; abs.bf16x2 x, %1; max.bf16x2 %0, %0, x; }" : "+r"(most) : "r"(raw.w[j]));
+            else asm("{ .reg .b32 x; abs.f16x2 x, %1; max.f16x2 %0, %0, x; }" : "+r"(most) : "r"(raw.w[j]));
+        }
+    }
+    // Returns the largest |x| of A, NaN ignored. `raw` has the thread's last round.
+    TE_DEV float amax(const void *a, te_i64 lda, bool vector, te_raw<TE_ANY> raw[AT_ONCE]) const {
+        te_u32 most = 0;
+#pragma unroll 1
+        for (int i = 0; i < all; i += ROUND * THREADS) {
+            ask_round(a, lda, vector, i + threadIdx.x, raw);
 #pragma unroll
             for (int l = 0; l < AT_ONCE; l++)
-#pragma unroll
-                for (int j = 0; j < 8; j++) most = fmaxf(most, fabsf(te_raw_value(raw[l], j, HIGH)));
+                if (i + l / (PART / 8) * THREADS < all) raise(most, raw[l]);
         }
-        return te_block_max(most, scratch);
+        if (HIGH != TE_F32) {
+            const te_raw<TE_ANY> two = {{most}};
+            most = __float_as_uint(fmaxf(te_raw_value(two, 0, HIGH), te_raw_value(two, 1, HIGH)));
+        }
+        most = __reduce_max_sync(0xffffffffu, most); // of floats that are not negative, also as integers
+        if ((threadIdx.x & 31) == 0) scratch[threadIdx.x >> 5] = __uint_as_float(most);
+        __syncthreads();
+        return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(scratch[threadIdx.x & (THREADS / 32 - 1)])));
     }
     // Quantizes A. Returns the factor of all its values.
-    TE_DEV float fill(const te__gemv_kargs &a) const {
+    TE_DEV float fill(const void *a, te_i64 lda, float factor_a, const te__gemv_quantizing &q) const {
         const float fp8_max = Y_DT == TE_F8E4M3 ? 448.0f : 57344.0f;
-        const int each = turns * TURN / PART;
         float scale = 1.0f, factor = 1.0f;
+        te_raw<TE_ANY> raw[AT_ONCE] = {}; // the next parts of the thread
+        bool there = false;               // whether amax has loaded the only round
 #if SCALES == 2
-        float most = amax(a);
-        const te_nvfp4_tensor tensor = te_nvfp4_tensor_of(most, a.code_max);
-        factor = most * a.g.factor_a;
+        float most = amax(a, lda, q.vector, raw);
+        there = all <= ROUND * THREADS;
+        const te_nvfp4_tensor tensor = te_nvfp4_tensor_of(most, q.code_max);
+        factor = most * factor_a;
 #elif !SCALES && !BLOCK
-        if (!a.scale || (a.amax && blockIdx.x == 0)) {
-            float most = amax(a);
-            if (!a.scale) scale = te__block_scale(most, fp8_max, a.epsilon, TE_FLT_MAX, a.power_of_two);
-            else if (threadIdx.x == 0 && most > *(volatile float *)a.amax) te_atomic_amax(a.amax, most);
+        if (!q.scale || (q.amax && blockIdx.x == 0)) {
+            float most = amax(a, lda, q.vector, raw);
+            there = all <= ROUND * THREADS;
+            if (!q.scale) scale = te__block_scale(most, fp8_max, q.epsilon, TE_FLT_MAX, q.power_of_two);
+            else if (threadIdx.x == 0 && most > *(volatile float *)q.amax) te_atomic_amax(q.amax, most);
         }
-        if (a.scale) scale = *a.scale;
-        factor = __frcp_rn(scale) * a.g.factor_a;
+        if (q.scale) scale = *q.scale;
+        factor = __frcp_rn(scale) * factor_a;
 #endif
-        te_raw<TE_ANY> raw[AT_ONCE]; // the next values of the thread
 #pragma unroll 1
-        for (int n = 0, from = 0; from < few * each; n++, from += 32 * WARPS) { // all lanes run, for the shuffles
-            const int i = from + threadIdx.x, line = i / each, part = i - line * each;
-            const bool there = i < few * each;
-            if (n % (AT_ONCE * 8 / PART) == 0) {
-#pragma unroll
-                for (int l = 0; l < AT_ONCE; l++) {
-                    const int later = i + l / (PART / 8) * 32 * WARPS;
-                    raw[l] = {};
-                    if (later < few * each) raw[l] = ask(a, later / each, later % each * PART + l % (PART / 8) * 8);
-                }
-            }
+        for (int n = 0, i = threadIdx.x; i < all; n++, i += THREADS) {
+            if (n % ROUND == 0 && !there) ask_round(a, lda, q.vector, i, raw);
+            const int line = part_of(i).x, part = part_of(i).y;
             te_u32 out[4];
 #if SCALES == 2
             float v[16];
             te_u8 code;
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-#pragma unroll
-                for (int j = 0; j < 8; j++) v[8 * h + j] = te_raw_value(raw[h], j, HIGH);
-            }
+            for (int j = 0; j < 8; j++) v[j] = te_raw_value(raw[0], j, HIGH), v[8 + j] = te_raw_value(raw[1], j, HIGH);
             const te_nvfp4_rounding how = {false, false, 0, 0, 0, nullptr};
-#pragma unroll
-            for (int l = 0; l + 2 < AT_ONCE; l++) raw[l] = raw[l + 2];
             uint2 u = te_nvfp4_block(how, v, te_nvfp4_amax(v), tensor, nullptr, false, 0, 0, &code);
             te_u32 of = te_fp8x2_to_f16(code, 0, TE_F8E4M3);
-            if (!there) continue;
             te_decode_fp4x8(u.x, __byte_perm(of, 0, 0x1010), out);
             put(line, 2 * part, out);
             te_decode_fp4x8(u.y, __byte_perm(of, 0, 0x1010), out);
@@ -131,41 +160,43 @@ struct te_gemv_shared {
             te_u32 code[2] = {0, 0};
 #pragma unroll
             for (int j = 0; j < 8; j++) v[j] = te_raw_value(raw[0], j, HIGH), most = fmaxf(most, fabsf(v[j]));
-#pragma unroll
-            for (int l = 0; l + 1 < AT_ONCE; l++) raw[l] = raw[l + 1];
 #if SCALES == 1 || BLOCK
+            const te_u32 lanes = 0xffffu << (threadIdx.x & 16); // whose parts are there or not together
 #pragma unroll
-            for (int d = 1; d < (BLOCK ? 16 : 4); d *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
+            for (int d = 1; d < (BLOCK ? 16 : 4); d *= 2) most = fmaxf(most, __shfl_xor_sync(lanes, most, d));
 #if BLOCK
-            scale = te__block_scale(most, fp8_max, a.epsilon, a.code_max, a.power_of_two);
-            if (there && part % 16 == 0) put_scale(line, part / 16, te__rcp_f32(scale));
+            scale = te__block_scale(most, fp8_max, q.epsilon, q.code_max, q.power_of_two);
+            if (part % 16 == 0) put_scale(line, part / 16, te__rcp_f32(scale));
 #else
             te_u8 e = te__mxfp8_exponent(most, Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE);
             scale = te__mxfp8_multiplier(e);
-            if (there && part % 4 == 0) put_scale(line, part / 4, te__e8m0_to_f32(e));
+            if (part % 4 == 0) put_scale(line, part / 4, te__e8m0_to_f32(e));
 #endif
 #endif
 #pragma unroll
             for (int j = 0; j < 8; j++) // a scale may be infinite or NaN
-                v[j] = part * 8 + j < k ? __fmul_rn(v[j], scale) : 0.0f;
+                v[j] = WHOLE || part * 8 + j < k ? __fmul_rn(v[j], scale) : 0.0f;
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 code[h] = te_f32x2_to_fp8(v[4 * h], v[4 * h + 1], Y_DT) |
                           (te_u32)te_f32x2_to_fp8(v[4 * h + 2], v[4 * h + 3], Y_DT) << 16;
 #pragma unroll
             for (int j = 0; j < 4; j++) out[j] = te_fp8x2_to_f16(code[j >> 1], j & 1, Y_DT);
-            if (there) put(line, part, out);
+            put(line, part, out);
 #endif
+#pragma unroll
+            for (int l = 0; l + PART / 8 < AT_ONCE; l++) raw[l] = raw[l + PART / 8];
         }
         return factor;
     }
 #else
-    TE_DEV float fill(const te__gemv_kargs &a) const {
+    // Decodes the codes of Y.
+    TE_DEV float fill_codes(const te__gemv_kargs &a) const {
         const void *codes = SHORT_A ? a.g.a : a.g.b, *scales = SHORT_A ? a.g.block_a : a.g.block_b;
         const te_i64 ld = SHORT_A ? a.g.lda : a.g.ldb, ld_scales = SHORT_A ? a.g.ld_block_a : a.g.ld_block_b;
         const int each = 4 * UNITS * turns;
 #pragma unroll 1
-        for (int i = threadIdx.x; i < few * each; i += 32 * WARPS) {
+        for (int i = threadIdx.x; i < few * each; i += THREADS) {
             const int line = i / each, unit = i - line * each;
             te_gemv_line y;
             te_u32 out[4], of = 0;

@@ -56,26 +56,52 @@ typedef enum te__gemm_block_kind {
     TE__GEMM_1D_2D_SHIFTED = 4
 } te__gemm_block_kind;
 
-/* The arguments of gemv_k. The fields after `g` are for an operand A that the kernel quantizes. */
-typedef struct te__gemv_kargs {
-    te__gemm_kargs g;
+/* How gemv_k and gemv_joint quantize A. */
+typedef struct te__gemv_quantizing {
     const float *scale; /* the scale of delayed scaling; NULL: the kernel computes scales */
     float *amax;        /* delayed scaling: raised to the amax of A; or NULL */
     float epsilon;
     float code_max; /* NVFP4: the largest block scale, 448 or 256; blocks of FP8: the limit of te__block_scale */
     int power_of_two;
-    int vector_x; /* whether rows of A start at multiples of 16 bytes */
-    int parts;    /* JOINT: number of products; those behind `g` are in `more` */
-    const void *residual; /* JOINT: [m, n], or NULL */
-    void *y;              /* JOINT: [m, n] of D's format: the result of the step after the products, or NULL */
-    te__gemm_kargs more[2]; /* the same A; other B, D, bias, n */
+    int vector; /* whether rows of A start at multiples of 16 bytes */
+} te__gemv_quantizing;
+typedef struct te__gemv_kargs {
+    te__gemm_kargs g;
+    te__gemv_quantizing q;
 } te__gemv_kargs;
+
+/* One of the products of gemv_joint. */
+typedef struct te__gemv_part {
+    const void *b;        /* [n, k], rows at multiples of 16 bytes */
+    const void *block_b;  /* the scales of B, or NULL */
+    void *d;              /* [m, n] */
+    const void *bias;     /* [n], or NULL */
+    const float *scale_b; /* [1], or NULL for 1 */
+    long long ldb;        /* bytes from one row of B to the next */
+    long long ldd;        /* elements */
+    int ld_block_b, n, bias_dt;
+    int tiles;            /* tiles of this product and of those before it */
+} te__gemv_part;
+/* The arguments of gemv_joint. */
+typedef struct te__gemv_joint_kargs {
+    te__gemv_part part[3];
+    const void *a; /* [m, k], rows at multiples of 16 bytes */
+    long long lda;
+    int m, k, d_dt;
+    float factor_a, factor_b;
+    int early; /* whether no kernel that may still run writes B, so that it is read before the kernel's turn */
+    te__gemv_quantizing q;
+    const void *residual; /* [m, n], or NULL */
+    void *y;              /* [m, n] of D's format: the result of the step after the products, or NULL */
+} te__gemv_joint_kargs;
 /* The bytes of shared memory for `few` lines of k values, without the sums of two tiles of 16 lines. Each line has
  * `turns` turns of `turn` f16, and 64 bytes, so that lines start in different banks. Behind the lines are four f32
  * scales for each turn of each line, and 256 bytes of zeros. */
 #define TE__GEMV_LINE(turns, turn) ((turns) * (turn) * 2 + 64)
 #define TE__GEMV_SHARED(few, turns, turn) ((few) * (TE__GEMV_LINE(turns, turn) + (turns) * 16) + 256)
 #define TE__GEMV_SUMS(warps, lines) (2 * (warps) * (lines) * 16 * 4 + 128) /* `lines`: of Y, rounded up to whole sets */
+/* The bytes of shared memory for a turn of sixteen lines of B in gemv_joint, with their scales. */
+#define TE__GEMV_SLOT(scales) (2048 + ((scales) ? 256 : 0))
 
 /* One operand of gemm_prepare. Rows of `out` start at multiples of 16 bytes, or of 16 bf16 if codes are decoded. */
 typedef struct te__gemm_prepare_side {

@@ -1,0 +1,326 @@
+// ops/gemm/gemv_joint.cu: computes up to three products D_i = scale_i A B_i^T + bias_i of at most sixteen rows A, and
+// the step after them (te_op_joint_gemm). Reading the weights B is the limit.
+//
+// A tile is sixteen lines (rows) of one B. WARPS warps multiply a tile. Warp w takes the turns w, w + WARPS and so on,
+// as in gemv_k. A block has sixteen warps: groups of WARPS, which have tiles of their own. A decoding step consists of
+// many such launches, each of a few microseconds. So instructions count: before the first product, for each tile, and in
+// the size of the code, which the instruction caches must fetch.
+//
+// Each lane copies the pieces of B that it will read itself into shared memory (cp.async), DEPTH turns ahead, from one
+// tile into the next. So bytes of B are always on their way, also while A is read and quantized and while sums are added
+// up. If `early`, they are on their way before the previous kernel of the stream has ended. A multiprocessor has room
+// for two blocks, of this kernel and of the next one.
+//
+// A is in shared memory: as it is, or quantized by each block and decoded into f16 (gemv_shared.cuh).
+//
+// With a gated activation, a group multiplies a tile of the first product and the same lines of the second one. Their
+// sums over warps are added up together.
+//
+// Benchmark: "joint ..." in tests/bench/h200.csv, and tests/bench/notes.md.
+//
+// Options: A_DT, B_DT, EIGHTS, FOURS, SCALES, SWIZZLED, BLOCK and HIGH of gemv_k. k has whole turns, rows of A start at
+// multiples of 16 bytes, and a D has one factor. BLOCK is 0 or 2.
+//          D_DT    te_dtype of D
+//          WARPS   warps of a tile: 1, 2, 4, 8 or 16
+//          DEPTH   turns of B on their way for each warp: 1 to 3
+//          JOINT   1: several products; 2: two products and ACT, a gated te_activation; 3: one product, which is added
+//                  to `residual`
+//
+// Launch: any grid, block 512, shared memory by te__gemv_joint_shared.
+//
+// te:arch 80
+// te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8|16 HIGH=0 D_DT=3 DEPTH=2|3 JOINT=1|3
+// te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=2|4 HIGH=0 D_DT=3 DEPTH=3 JOINT=2 ACT=8
+// te:row A_DT=2 B_DT=2 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=2 WARPS=1 HIGH=0 D_DT=2 DEPTH=1 JOINT=1
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8|16 HIGH=3 D_DT=3 DEPTH=2|3 JOINT=1|3
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=3 JOINT=2 ACT=8
+// te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8|16 HIGH=3 D_DT=3 DEPTH=3 JOINT=1|3
+// te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=3 JOINT=2 ACT=8
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 FOURS=1 WARPS=8|16 HIGH=3 D_DT=3 DEPTH=2|3 JOINT=1|3
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 FOURS=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=3 JOINT=2 ACT=8
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0|1 EIGHTS=1|2 WARPS=8 HIGH=3 D_DT=3 DEPTH=2 JOINT=1|3
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 EIGHTS=2 WARPS=4 HIGH=3 D_DT=3 DEPTH=2 JOINT=2 ACT=8
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0|1 EIGHTS=1 WARPS=8|16 HIGH=3 D_DT=3 DEPTH=2|3 JOINT=1|3
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=2|3 JOINT=2 ACT=8
+#define SHORT_A 1
+#include "ops/gemm/epilogue.cuh"
+#include "ops/gemm/gemv_codes.cuh"
+
+#define THREADS 512
+#define WHOLE 1
+#include "ops/gemm/gemv_shared.cuh"
+#ifdef ACT
+#include "ops/act/act.cuh"
+#endif
+
+#define GROUPS (16 / WARPS)
+#define SLOT TE__GEMV_SLOT(SCALES)
+#define HALF (JOINT == 2 ? 2 : 1) // products of a unit
+#define OF_SCALES 2048 // where scales begin in a slot: 16 bytes of each line, of which MXFP8 has 4
+#define STEP ((SCALES == 2 ? 4 : 1) * (SWIZZLED ? 512 : 4)) // bytes of scales from one turn to the next
+
+// A unit of the group is a tile or, with ACT, a tile of the first product and the same lines of the second one.
+struct te_joint_unit {
+    int number, product, line; // line: the first of the tile
+    // Returns the number of the group's first unit, and the steps between its units.
+    TE_DEV static int first() { return (int)blockIdx.x * GROUPS + (int)threadIdx.x / (32 * WARPS); }
+    TE_DEV static int step() { return (int)gridDim.x * GROUPS; }
+    // Goes to unit `n`. Returns whether there is such a unit.
+    TE_DEV bool open(const te__gemv_joint_kargs &k, int n) {
+        number = n, product = 0;
+        if (JOINT == 1) product = (n >= k.part[0].tiles) + (n >= k.part[1].tiles);
+        line = (n - (product ? k.part[product - 1].tiles : 0)) * 16;
+        return n < k.part[JOINT == 1 ? 2 : 0].tiles; // parts that are missing repeat the last one
+    }
+};
+
+// The turns of B that are on their way to a warp. A lane copies its own pieces of lines g and g + 8. Scales are for all
+// lanes.
+struct te_joint_ring {
+    const te__gemv_joint_kargs &k;
+    te_joint_unit unit;          // of the next turn to be copied
+    const te_u8 *codes;          // line g, at the lane's first piece of that turn
+    int eight;                   // bytes from there to line g + 8
+    const te_u8 *scales;         // of line `lane`, lanes 16 and up as the lanes below
+    int warp, each, left, half;  // each, left: turns of the warp in a tile, and those to be copied
+    te_u32 slot, end;            // in shared memory; slot: the oldest turn, and the place of the next one
+    bool there;                  // whether there is a turn to be copied
+
+    TE_DEV te_joint_ring(const te__gemv_joint_kargs &k, te_u8 *memory) : k(k) {
+        warp = (threadIdx.x >> 5) % WARPS, each = (k.k / TURN - warp + WARPS - 1) / WARPS;
+        slot = te_smem(memory) + (threadIdx.x >> 5) * (DEPTH * SLOT), end = slot + DEPTH * SLOT;
+        half = 0, there = unit.open(k, te_joint_unit::first()) && each > 0;
+        if (there) open();
+    }
+    TE_DEV void open() {
+        const te__gemv_part &p = k.part[JOINT == 2 ? half : unit.product];
+        const int lane = threadIdx.x & 31;
+        const int line = min(unit.line + (lane >> 2), p.n - 1), other = min(unit.line + (lane >> 2) + 8, p.n - 1);
+        codes = (const te_u8 *)p.b + line * p.ldb + 16 * (lane & 3) + warp * 128;
+        eight = (other - line) * (int)p.ldb;
+        if (SCALES)
+            scales = (const te_u8 *)p.block_b + warp * STEP +
+                     te__group_scale_at(SWIZZLED, 0, p.ld_block_b, min(unit.line + (lane & 15), p.n - 1), 0);
+        left = each;
+    }
+    // Starts the copies of the next turn, over the oldest one, which all lanes have read.
+    TE_DEV void copy() {
+        if (there) {
+            const int lane = threadIdx.x & 31;
+#pragma unroll
+            for (int l = 0; l < 2; l++)
+#pragma unroll
+                for (int i = 0; i < UNITS; i++)
+                    te_cp_async16_ahead(slot + (2 * i + l) * 512 + lane * 16, codes + l * eight + 64 * i, 16);
+            if (SCALES && lane < 16) {
+                const te_u32 to = slot + OF_SCALES + lane * 16;
+                if (SCALES == 2 && !SWIZZLED) te_cp_async16(to, scales, 16);
+                else
+#pragma unroll
+                    for (int i = 0; i < (SCALES == 2 ? 4 : 1); i++) te_cp_async4(to + 4 * i, scales + 512 * i);
+            }
+            codes += WARPS * 128;
+            if (SCALES) scales += WARPS * STEP;
+            if (--left == 0) {
+                if (JOINT == 2) half ^= 1;
+                if (JOINT != 2 || half == 0) there = unit.open(k, unit.number + te_joint_unit::step());
+                if (there) open();
+            }
+        }
+        te_cp_async_commit();
+        slot += SLOT;
+        if (slot == end) slot -= DEPTH * SLOT;
+    }
+    // Waits for the oldest turn.
+    TE_DEV void wait() const {
+        te_cp_async_wait<DEPTH - 1>();
+        if (SCALES) __syncwarp();
+    }
+};
+
+// Returns v as D has it.
+TE_DEV float te_joint_rounded(float v) {
+    return D_DT == TE_BF16  ? te_bf16_to_f32(te_f32_to_bf16(v))
+           : D_DT == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v))
+                            : v;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 : 2)
+    te_gemv_joint(const __grid_constant__ te__gemv_joint_kargs k) {
+    extern __shared__ __align__(16) te_u8 memory[];
+    const int warp = (threadIdx.x >> 5) % WARPS, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+    const int few = k.m, group = threadIdx.x / (32 * WARPS);
+    te_joint_ring ring(k, memory);
+    float *sums = (float *)(memory + 16 * DEPTH * SLOT); // [2][16 / WARPS][HALF][WARPS][few][16], of two units
+    te_gemv_shared in(few, k.k, sums + 2 * HALF * 16 * few * 16);
+    if (!k.early) te_wait();
+#pragma unroll 1
+    for (int i = 0; i < DEPTH; i++) ring.copy();
+    te_follow();
+    te_lead();
+    const float of_all_y = in.fill(k.a, k.lda, k.factor_a, k.q);
+    __syncthreads();
+    const int of_y = HALVES ? g & 3 : g;              // the lane's line of each set of Y
+    const bool own = !HALVES || (g >> 2) == (t >> 1); // else the lane has zeros there
+    const int first_y = HALVES ? 2 * (t & 1) : 2 * t; // the first of the set's two lines that `sum` has
+    const te_u32 step_y = own ? WARPS * TURN * 2 : 0, step_scale = WARPS * 16;
+    te_u32 base_y[SETS], base_scale[SETS][2];
+#pragma unroll
+    for (int l = 0; l < SETS; l++) {
+        base_y[l] = own ? in.line(SET * l + of_y, t) + warp * (TURN * 2) : in.zeros;
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            base_scale[l][h] = in.scale_of(SET * l + first_y + h, HALVES ? t >> 1 : 0) + warp * 16;
+    }
+    sums += group * (HALF * WARPS * few * 16);
+    // The thread's result of a tile: that of this line of the tile, and of this row of A.
+    const int line = threadIdx.x % 16, row = threadIdx.x % (32 * WARPS) / 16;
+
+    float sum[SETS][4]; // as in gemv_k
+    // Multiplies the oldest turn, of the k that the n-th turn of the warp has.
+    auto take = [&](int n, float of_block) {
+        const te_u32 pieces = ring.slot + (threadIdx.x & 31) * 16, scales = ring.slot + OF_SCALES + g * 16;
+        float part[SETS][4] = {};
+#if SCALES == 1 // the scales of the turn's four groups: of two lines of B, and of two rows of A
+        te_u32 of_x[2], of_groups[SETS][2][4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) of_x[h] = te_lds4(scales + 128 * h) >> (HALVES ? 8 * (t >> 1) : 0);
+#pragma unroll
+        for (int l = 0; l < SETS; l++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const te_u32 at = base_scale[l][h] + n * step_scale;
+                if (HALVES) {
+                    of_groups[l][h][0] = te_lds4(at), of_groups[l][h][2] = te_lds4(at + 8);
+                } else {
+                    uint4 four = te_lds16(at);
+                    of_groups[l][h][0] = four.x, of_groups[l][h][1] = four.y;
+                    of_groups[l][h][2] = four.z, of_groups[l][h][3] = four.w;
+                }
+            }
+#endif
+        // Adds the products of one scaling group or block, `part`, to `sum`. `number`: with MXFP8, that of the group in
+        // the turn, for lanes t = 0 and 1 if HALVES.
+        auto add_scaled = [&](int number) {
+#pragma unroll
+            for (int l = 0; l < SETS; l++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+#if BLOCK
+                    const float s_y = __uint_as_float(te_lds4(base_scale[l][e % 2] + n * step_scale));
+                    sum[l][e] = fmaf(part[l][e], te_gemm_block_product(of_block, s_y), sum[l][e]);
+#elif SCALES == 1
+                    const float s_x = te__e8m0_to_f32((te_u8)(of_x[e / 2] >> (8 * number))),
+                                s_y = __uint_as_float(of_groups[l][e % 2][number]);
+                    sum[l][e] = fmaf(part[l][e] * s_x, s_y, sum[l][e]); // no infinity times 0
+#endif
+                    part[l][e] = 0.0f;
+                }
+        };
+#pragma unroll
+        for (int i = 0; i < UNITS; i++) {
+            uint4 u[2];
+            te_u32 of_u[2] = {0, 0}; // NVFP4: the scales of both units
+#pragma unroll
+            for (int l = 0; l < 2; l++) {
+                u[l] = te_lds16(pieces + (2 * i + l) * 512);
+                if (SCALES == 2) of_u[l] = te_lds2(scales + 128 * l + (4 * i + t) * 2);
+                if (EXCHANGED) u[l] = te_gemv_exchange(u[l], t);
+            }
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++) {
+                te_u32 x[2][4], y[4];
+#pragma unroll
+                for (int l = 0; l < 2; l++) te_gemv_decode<X_DT>(u[l], c, of_u[l], x[l]);
+#pragma unroll
+                for (int l = 0; l < SETS; l++) {
+                    in.chunk(base_y[l] + n * step_y, i, c, y);
+                    te_gemv_multiply(BLOCK || SCALES == 1 ? part[l] : sum[l], x[0], x[1], y);
+                }
+                const bool last = c == CHUNKS - 1;
+                if ((SCALES == 1 && (EXCHANGED || last)) || (BLOCK && last && i == UNITS - 1))
+                    add_scaled(2 * i + (EXCHANGED ? c : 0));
+            }
+        }
+    };
+
+    te_joint_unit unit;
+    int odd = 0;
+#pragma unroll 1
+    for (bool there = unit.open(k, te_joint_unit::first()); there; odd ^= 1) {
+        const te__gemv_part &p = k.part[unit.product];
+        const int column = unit.line + line;
+        const bool mine = row < few && column < p.n;
+        // asked for before the products, which hide the time of these loads
+        float of_b[HALF] = {}, bias[HALF] = {}, residual = 0.0f;
+#pragma unroll
+        for (int h = 0; h < HALF; h++) {
+            const te__gemv_part &q = k.part[JOINT == 2 ? h : unit.product];
+            of_b[h] = q.scale_b ? *q.scale_b : 1.0f;
+            if (mine && q.bias) te_gemm_load<1>(q.bias, column, q.bias_dt, bias + h);
+        }
+        if (JOINT == 3 && mine) residual = te_load(k.residual, (te_i64)row * p.n + column, D_DT);
+        float *of_unit = sums + odd * (HALF * 16 * few * 16);
+#pragma unroll 1
+        for (int h = 0; h < HALF; h++) {
+#pragma unroll
+            for (int l = 0; l < SETS; l++) sum[l][0] = sum[l][1] = sum[l][2] = sum[l][3] = 0.0f;
+#if BLOCK // the scales of turns, a turn ahead
+            const float *of_blocks = (const float *)k.part[JOINT == 2 ? h : unit.product].block_b +
+                                     (te_i64)(unit.line >> 7) * k.part[JOINT == 2 ? h : unit.product].ld_block_b + warp;
+            float next = ring.each ? *of_blocks : 0.0f;
+#else
+            const float next = 0.0f;
+#endif
+#pragma unroll 1
+            for (int n = 0; n < ring.each; n++) {
+                const float of_block = next;
+#if BLOCK
+                if (n + 1 < ring.each) next = of_blocks[(n + 1) * WARPS];
+#endif
+                ring.wait();
+                take(n, of_block);
+                if (SCALES) __syncwarp();
+                ring.copy();
+            }
+            const float power = SCALES == 2 ? 1.0f / (TE_DECODE_FP4 * TE_DECODE_FP4) : 1.0f;
+#pragma unroll
+            for (int l = 0; l < SETS; l++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    float all = sum[l][e] * power;
+                    if (HALVES) all += __shfl_xor_sync(0xffffffffu, all, 2);
+                    const int y = SET * l + first_y + e % 2;
+                    if ((!HALVES || t < 2) && y < few)
+                        of_unit[((h * WARPS + warp) * few + y) * 16 + g + e / 2 * 8] = all;
+                }
+        }
+        // waits for the warps of the group; so the sums of two units suffice
+        if (WARPS == 16) __syncthreads();
+        else if (WARPS == 1) __syncwarp();
+        else asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(32 * WARPS) : "memory");
+#pragma unroll 1
+        for (int r = row; r < few; r += 2 * WARPS) {
+            if (column >= p.n) break;
+            float v[HALF];
+#pragma unroll
+            for (int h = 0; h < HALF; h++) {
+                const te__gemv_part &q = k.part[JOINT == 2 ? h : unit.product];
+                v[h] = 0.0f;
+#pragma unroll
+                for (int w = 0; w < WARPS; w++) v[h] += of_unit[((h * WARPS + w) * few + r) * 16 + line];
+                v[h] = fmaf(v[h], of_all_y * (q.scale_b ? of_b[h] * k.factor_b : 1.0f), bias[h]);
+                te_store(q.d, r * q.ldd + column, D_DT, v[h]);
+                v[h] = te_joint_rounded(v[h]);
+            }
+            const te_i64 at = (te_i64)r * p.n + column;
+#if JOINT == 2
+            te_store(k.y, at, D_DT, te_act_gate(ACT, v[0], v[1], te__act_rule{}));
+#elif JOINT == 3
+            if (r != row) residual = te_load(k.residual, at, D_DT);
+            te_store(k.y, at, D_DT, residual + v[0]);
+#endif
+        }
+        there = unit.open(k, unit.number + te_joint_unit::step());
+    }
+}

@@ -219,16 +219,16 @@
 #ifndef TE_NO_CUDA
 #include "ops/act/cuda.c"
 #endif
-#include "ops/joint/op.c"
-#include "ops/joint/cpu.c"
-#ifndef TE_NO_CUDA
-#include "ops/joint/cuda.c"
-#endif
 #include "ops/rope/kargs.h"
 #include "ops/rope/op.c"
 #include "ops/rope/cpu.c"
 #ifndef TE_NO_CUDA
 #include "ops/rope/cuda.c"
+#endif
+#include "ops/joint/op.c"
+#include "ops/joint/cpu.c"
+#ifndef TE_NO_CUDA
+#include "ops/joint/cuda.c"
 #endif
 #include "ops/attn/kargs.h"
 #include "ops/attn/sequence.h"

@@ -1122,6 +1122,45 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         if (dtype == TE_F32) c->tolerance = 1e-3; /* TF32 */
         c->args.joint_gemm.y = call_out(c, te, dtype, 2, (const int64_t[]){3, N});
         break;
+        CALL(168, JOINT_GEMM, "two products of rows that LayerNorm makes")
+        c->args.joint_gemm.a = call_normal(te, dtype, 2, (const int64_t[]){3, 256}, 1);
+        c->args.joint_gemm.norm.normalization = TE_LAYERNORM;
+        c->args.joint_gemm.norm_weight = call_normal(te, dtype, 1, (const int64_t[]){256}, 4);
+        c->args.joint_gemm.norm_bias = call_normal(te, dtype, 1, (const int64_t[]){256}, 5);
+        for (int i = 0; i < 2; i++) {
+            c->args.joint_gemm.product[i].b = call_normal(te, dtype, 2, (const int64_t[]){N, 256}, 2 + i);
+            c->args.joint_gemm.product[i].d = call_out(c, te, dtype, 2, (const int64_t[]){3, N});
+            c->args.joint_gemm.product[i].n = N;
+        }
+        c->args.joint_gemm.count = 2;
+        c->args.joint_gemm.m = 3;
+        c->args.joint_gemm.k = 256;
+        c->tolerance = 2 * (dtype == TE_F32 ? 1e-3 : c->tolerance); /* TF32; the norm rounds, too, before the products do */
+        break;
+        CALL(169, JOINT_GEMM, "queries, keys and values, rotated into pages") {
+            te_op_joint_gemm_args *a = &c->args.joint_gemm;
+            a->a = call_normal(te, dtype, 2, (const int64_t[]){4, 256}, 1);
+            for (int i = 0; i < 3; i++) {
+                a->product[i].n = i ? 2 * 64 : 8 * 64;
+                a->product[i].b = call_normal(te, dtype, 2, (const int64_t[]){a->product[i].n, 256}, 2 + i);
+            }
+            a->product[0].d = call_out(c, te, dtype, 2, (const int64_t[]){4, 12 * 64});
+            a->count = 3;
+            a->m = 4;
+            a->k = 256;
+            a->rope.q = call_out(c, te, dtype, 4, (const int64_t[]){2, 2, 8, 64});
+            a->rope.k_cache = call_out(c, te, dtype, 4, (const int64_t[]){8, 16, 2, 64});
+            a->rope.v_cache = call_out(c, te, dtype, 4, (const int64_t[]){8, 16, 2, 64});
+            a->rope.cu_seqlens = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 2, 3});
+            a->rope.cache_positions = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){2}, (const int32_t[]){13, 40});
+            a->rope.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
+            a->rope.format = TE_BSHD;
+            a->rope.num_heads = 8;
+            a->rope.num_groups = 2;
+            a->rope.head_dim = 64;
+            c->tolerance = 2 * (dtype == TE_F32 ? 1e-3 : c->tolerance); /* TF32; the product rounds before the rotation does */
+            break;
+        }
         CALL(157, QKV_ROPE, "split qkv, rope, into pages")
         c->args.qkv_rope.qkv = call_normal(te, dtype, 3, (const int64_t[]){2, 2, 12 * 64}, 1);
         c->args.qkv_rope.q = call_out(c, te, dtype, 4, (const int64_t[]){2, 2, 8, 64});

@@ -67,49 +67,6 @@ typedef struct te_op_gemm_args {
     te_tensor *quantize_amax;
 } te_op_gemm_args;
 
-/* One product of te_op_joint_gemm: D [m, n] = A B^T (+ bias). The fields are those of te_op_gemm with b_transposed.
- *   b        [n, k]
- *   d        f32, f16 or bf16 [m, n]; rows may be strided
- *   bias     [n] of any float format, optional
- *   scale_b, amax_b   as scaling_b says
- *   n        the number of columns of D */
-typedef struct te_joint_product {
-    const te_tensor *b;
-    te_tensor *d;
-    const te_tensor *bias;
-    const te_tensor *scale_b, *amax_b;
-    int64_t n;
-} te_joint_product;
-
-/* Up to three products that share A [m, k], and a step after them. The results are those of the calls one after
- * another: te_op_gemm for each product in order, then te_op_act_fwd or te_op_axpby. On CUDA a call is one launch if it
- * has few rows, its weights are read straight from memory, all B are of one format and all D of one, and k is a
- * multiple of 64 (FP8: 128, NVFP4: 256); otherwise it is a launch or more for each part (te_explain).
- *   a          f32, f16 or bf16, contiguous [m, k]
- *   product    the first `count` of the three are computed, 1 to 3; the others are zero
- *   m, k       sizes of A
- *   scaling_a, scaling_b, split_accumulator, swizzled_scales, e4m3_max_256_a, e4m3_max_256_b, quantize_a,
- *   quantize_epsilon, quantize_power_of_two   as in te_op_gemm, for all products alike. A is never given as codes, and
- *              there is no quantize_scale
- *   activation not 0: a gated one without parameters of its own, count is 2, and both n are alike. product[0].d is a
- *              contiguous [2, m, n] for D_0 and D_1, and product[1].d NULL. y [m, n] = f(D_0) D_1, of D's format
- *   residual   not NULL: contiguous [m, n] of D's format, and count is 1. y [m, n] = residual + D_0
- *   y          contiguous; needed with activation or residual, which exclude each other, and NULL without them */
-typedef struct te_op_joint_gemm_args {
-    const te_tensor *a;
-    te_joint_product product[3];
-    int count;
-    int64_t m, k;
-    te_scaling scaling_a, scaling_b;
-    bool split_accumulator, swizzled_scales, e4m3_max_256_a, e4m3_max_256_b;
-    te_dtype quantize_a;
-    float quantize_epsilon;
-    bool quantize_power_of_two;
-    te_activation activation;
-    const te_tensor *residual;
-    te_tensor *y;
-} te_op_joint_gemm_args;
-
 /* Multiplies one pair of matrices for each group (an expert and its tokens). The groups divide the rows of A and D
  * (forward pass and dgrad), or k (along_k, wgrad). The sizes of the groups are read on the device.
  *   rows     without along_k: D_g = epilogue(scale_a scale_b A_g op(B[g]) + bias[g]) (+ D_g), where A_g and D_g are the
@@ -366,6 +323,64 @@ typedef struct te_op_qkv_rope_bwd_args {
     bool no_rope; /* the forward's */
     te_rope_angles angles; /* the forward's */
 } te_op_qkv_rope_bwd_args;
+
+/* ---- joint --------------------------------------------------------------------------------------------------- */
+
+/* One product of te_op_joint_gemm: D [m, n] = A B^T (+ bias). The fields are those of te_op_gemm with b_transposed.
+ *   b        [n, k]
+ *   d        f32, f16 or bf16 [m, n]; rows may be strided
+ *   bias     [n] of any float format, optional
+ *   scale_b, amax_b   as scaling_b says
+ *   n        the number of columns of D */
+typedef struct te_joint_product {
+    const te_tensor *b;
+    te_tensor *d;
+    const te_tensor *bias;
+    const te_tensor *scale_b, *amax_b;
+    int64_t n;
+} te_joint_product;
+
+/* Up to three products that share A [m, k], with a norm before them and a step after them. The results are those of the
+ * calls one after another: te_op_rmsnorm_fwd or te_op_layernorm_fwd, te_op_gemm for each product in order, then
+ * te_op_act_fwd, te_op_axpby or te_op_qkv_rope. On CUDA the products and an activation or a sum are one launch if there
+ * are few rows, the weights are read straight from memory, all B are of one format and all D of one, and k is a
+ * multiple of 64 (FP8: 128, NVFP4: 256); otherwise there is a launch or more for each part (te_explain).
+ *   a          f32, f16 or bf16, contiguous [m, k]
+ *   norm       normalization not 0: each row of A is normalized and rounded to A's format. This takes the place of A in
+ *              the products; A itself does not change. TE_NORM_DEFAULT (0) => no norm
+ *   norm_weight, norm_bias   [k], any float format: gamma and beta of the norm. LayerNorm may have a norm_bias
+ *   norm_rounded   `rounded` of te_op_rmsnorm_fwd
+ *   product    the first `count` of the three are computed, 1 to 3; the others are zero
+ *   m, k       sizes of A
+ *   scaling_a, scaling_b, split_accumulator, swizzled_scales, e4m3_max_256_a, e4m3_max_256_b, quantize_a,
+ *   quantize_epsilon, quantize_power_of_two   as in te_op_gemm, for all products alike. A is never given as codes, and
+ *              there is no quantize_scale
+ *   activation not 0: a gated one without parameters of its own, count is 2, and both n are alike. product[0].d is a
+ *              contiguous [2, m, n] for D_0 and D_1, and product[1].d NULL. y [m, n] = f(D_0) D_1, of D's format
+ *   residual   not NULL: contiguous [m, n] of D's format, and count is 1. y [m, n] = residual + D_0
+ *   y          contiguous; needed with activation or residual, which exclude each other, and NULL without them
+ *   rope       rope.q not NULL: count is 3, and the products are queries, keys and values. product[0].d is a contiguous
+ *              [m, (H + 2G) * d] for D_0, D_1 and D_2 side by side, and the other d are NULL. Then te_op_qkv_rope runs
+ *              with this tensor as qkv. Fields as there; k_cache and v_cache are given, and qkv, k, v, rotated and
+ *              interleaved_groups are not. Neither activation nor residual is given. rope.q NULL: all of it is 0 */
+typedef struct te_op_joint_gemm_args {
+    const te_tensor *a;
+    te_norm_options norm;
+    const te_tensor *norm_weight, *norm_bias;
+    bool norm_rounded;
+    te_joint_product product[3];
+    int count;
+    int64_t m, k;
+    te_scaling scaling_a, scaling_b;
+    bool split_accumulator, swizzled_scales, e4m3_max_256_a, e4m3_max_256_b;
+    te_dtype quantize_a;
+    float quantize_epsilon;
+    bool quantize_power_of_two;
+    te_activation activation;
+    const te_tensor *residual;
+    te_tensor *y;
+    te_op_qkv_rope_args rope;
+} te_op_joint_gemm_args;
 
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
 

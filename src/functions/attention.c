@@ -350,9 +350,40 @@ typedef struct te__cache_rows {
     const te_tensor *cu_seqlens, *positions, *page_table;
 } te__cache_rows;
 
-/* Copies a packed projection to new tensors: out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d]. In the
- * layout thd, [tokens] replaces [s, b]. If `rows` is not NULL, k and v go there, and out[1] and out[2] have only their
+/* Prepares the split of a contiguous packed projection: *state, and new tensors out[0] for q [s, b, H, d], out[1] for k
+ * and out[2] for v [s, b, G, d]. If `rows` is not NULL, k and v go there, and out[1] and out[2] have only their
  * shapes. */
+static bool te__split_open(te_tensor *qkv, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
+                           const te__cache_rows *rows, te__qkv_state *state, te_tensor *out[3]) {
+    te_op_qkv_rope_args *a = &state->args;
+    int64_t shape[4];
+    int i;
+    if (!te__qkv_open(qkv, p, format, rotary, state)) return false;
+    shape[0] = qkv->shape[0];
+    shape[1] = qkv->shape[1];
+    shape[3] = p->head_dim;
+    for (i = 0; i < 3; i++) {
+        shape[2] = i == 0 ? p->heads : p->groups;
+        out[i] = te_tensor_empty(qkv->te, qkv->dtype, 4, shape);
+        if (!out[i]) return false;
+        out[i]->in_cache = rows && i;
+    }
+    a->q = out[0];
+    a->k = rows ? NULL : out[1];
+    a->v = rows ? NULL : out[2];
+    if (rows) {
+        a->k_cache = rows->k;
+        a->v_cache = rows->v;
+        a->k_factors = rows->k_factors;
+        a->v_factors = rows->v_factors;
+        a->cu_seqlens = rows->cu_seqlens;
+        a->cache_positions = rows->positions;
+        a->page_table = rows->page_table;
+    }
+    return true;
+}
+/* Copies a packed projection to new tensors, as te__split_open describes. In the layout thd, [tokens] replaces [s,
+ * b]. */
 static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                           const te__cache_rows *rows, te_tensor *out[3]) {
     te__qkv_state state;
@@ -363,28 +394,9 @@ static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format fo
     shape[0] = qkv->shape[0];
     shape[1] = format == TE_THD ? 1 : qkv->shape[1];
     shape[2] = te__packing_width(p);
-    shape[3] = p->head_dim;
     qkv = te_tensor_view(qkv, 3, shape);
-    if (!qkv || !te__qkv_open(qkv, p, format == TE_THD ? TE_SBHD : format, rotary, &state)) return false;
-    for (i = 0; i < 3; i++) {
-        shape[2] = i == 0 ? p->heads : p->groups;
-        out[i] = te_tensor_empty(qkv->te, qkv->dtype, 4, shape);
-        if (!out[i]) return false;
-        out[i]->in_cache = rows && i;
-    }
-    state.args.q = out[0];
-    state.args.k = rows ? NULL : out[1];
-    state.args.v = rows ? NULL : out[2];
-    if (rows) {
-        state.args.k_cache = rows->k;
-        state.args.v_cache = rows->v;
-        state.args.k_factors = rows->k_factors;
-        state.args.v_factors = rows->v_factors;
-        state.args.cu_seqlens = rows->cu_seqlens;
-        state.args.cache_positions = rows->positions;
-        state.args.page_table = rows->page_table;
-    }
-    if (te_op_qkv_rope(qkv->te, &state.args) != TE_OK ||
+    if (!qkv || !te__split_open(qkv, p, format == TE_THD ? TE_SBHD : format, rotary, rows, &state, out) ||
+        te_op_qkv_rope(qkv->te, &state.args) != TE_OK ||
         te__qkv_record("split_qkv", qkv, rotary, &state, te__split_backward, out, 3) != TE_OK)
         return false;
     for (i = 0; i < 3 && format == TE_THD; i++) {

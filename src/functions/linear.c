@@ -6,6 +6,10 @@ typedef struct te__functions_state {
                        * stored here; NULL: every output gets new memory */
     te__shared_input *shared; /* the input that several products of a module have, or NULL */
     struct te__joint *joint; /* products that can wait for each other are noted here; NULL: products run at once */
+    struct te__late_norm *late; /* set by a module for the norm that it runs next: the norm may note itself there and
+                                 * not run, and then sets this to NULL */
+    struct te__late_norm *normed; /* set by a module for the child that it runs next: how the child's input is to be
+                                   * computed (te__take_norm) */
     te_tensor *residual; /* set by a module for the child that it runs next: the child may add this to its output, and
                           * then sets it to NULL (te__take_residual) */
     bool any_rows;    /* true: onnx/export.c records a graph for any number of rows, so an output's offset in its
@@ -579,10 +583,49 @@ static te_tensor *te__output_place(te_ctx *te, te_dtype dtype, int ndim, const i
 
 /* ---- products that wait for each other ---- */
 
+/* A norm that has not run, because products may compute it on their way. Its output has no numbers until then. Whoever
+ * reads the output otherwise calls te__late_norm_run first. */
+typedef struct te__late_norm {
+    te_tensor *y;           /* the output, retained; NULL: there is no such norm, or it has run */
+    te_tensor *x;           /* the input, retained */
+    te_tensor *gamma, *beta; /* retained; beta may be NULL */
+    te_norm_options options;
+    bool rounded;
+} te__late_norm;
+
+static void te__late_norm_close(te__late_norm *n) {
+    te_tensor_release(n->y);
+    te_tensor_release(n->x);
+    te_tensor_release(n->gamma);
+    te_tensor_release(n->beta);
+    memset(n, 0, sizeof(*n));
+}
+/* Returns whether x is the output of *n, and has no numbers yet. `n` may be NULL. */
+static bool te__is_late(const te__late_norm *n, const te_tensor *x) {
+    return n && n->y && x && x->buffer == n->y->buffer && x->offset == n->y->offset;
+}
+/* Runs the norm, unless it has run. `n` may be NULL. */
+static te_result te__late_norm_run(te__late_norm *n) {
+    te_norm_fwd_args a = TE_ZERO;
+    te_result result;
+    if (!n || !n->y) return TE_OK;
+    a.x = n->x;
+    a.gamma = n->gamma;
+    a.beta = n->beta;
+    a.y = n->y;
+    a.norm = n->options;
+    a.rounded = n->rounded;
+    result = n->options.normalization == TE_RMSNORM ? te_op_rmsnorm_fwd(n->y->te, &a)
+                                                    : te_op_layernorm_fwd(n->y->te, &a);
+    te__late_norm_close(n);
+    return result;
+}
+
 /* Products of one input, noted by te__linear between te__joint_open and te__joint_run, which runs them as one
  * operation. Nobody may read their results before. */
 typedef struct te__joint {
-    te_op_joint_gemm_args args; /* without a step after the products */
+    te_op_joint_gemm_args args; /* without a norm before the products and a step after them */
+    te__late_norm *norm;        /* the norm whose output the products read, or NULL */
 } te__joint;
 
 static void te__joint_open(te_ctx *te, te__joint *j) {
@@ -626,8 +669,9 @@ static bool te__joint_takes(te__joint *j, const te_op_gemm_args *g) {
     return true;
 }
 /* Runs the products that were noted, and from now on products run at once. `result`: the result of the calls since
- * te__joint_open; the products run if it is TE_OK. `step`: fields activation, residual and y of the step after them, or
- * NULL. With activation `step` has product[0].d, too: the tensor whose halves are the results of both products. */
+ * te__joint_open; the products run if it is TE_OK. `step`: fields activation, residual, y and rope of the step after
+ * them, or NULL. With activation or rope `step` has product[0].d, too: the tensor whose parts are the results of all
+ * products. */
 static te_result te__joint_run(te_ctx *te, te__joint *j, te_result result, const te_op_joint_gemm_args *step) {
     te_op_joint_gemm_args *a = &j->args, run = *a;
     int i;
@@ -636,7 +680,16 @@ static te_result te__joint_run(te_ctx *te, te__joint *j, te_result result, const
         run.activation = step->activation;
         run.residual = step->residual;
         run.y = step->y;
-        if (step->activation) run.product[0].d = step->product[0].d, run.product[1].d = NULL;
+        run.rope = step->rope;
+        if (step->product[0].d)
+            run.product[0].d = step->product[0].d, run.product[1].d = run.product[2].d = NULL;
+    }
+    if (te__is_late(j->norm, a->a)) {
+        run.a = j->norm->x;
+        run.norm = j->norm->options;
+        run.norm_weight = j->norm->gamma;
+        run.norm_bias = j->norm->beta;
+        run.norm_rounded = j->norm->rounded;
     }
     if (result == TE_OK && a->count) result = te_op_joint_gemm(te, &run);
     for (i = 0; i < a->count; i++) {
@@ -648,6 +701,11 @@ static te_result te__joint_run(te_ctx *te, te__joint *j, te_result result, const
     }
     a->count = 0;
     return result;
+}
+/* Runs the norm whose output is x, before somebody reads x. */
+static te_result te__joint_reads(const te_tensor *x) {
+    const te__joint *j = te__functions_of(x->te)->joint;
+    return j && te__is_late(j->norm, x) ? te__late_norm_run(j->norm) : TE_OK;
 }
 /* Returns whether product number i of *j computes y. */
 static bool te__joint_has(const te__joint *j, int i, const te_tensor *y) {
@@ -698,6 +756,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     recipe = quantized ? &quant->recipe : NULL;
     te__frame_begin(te);
     if (!x->quantized) x = te_tensor_contiguous(x);
+    if (x && (p->size > 1 || (quant && quant->calibrating)) && te__joint_reads(x) != TE_OK) x = NULL;
     if (!x) {
         te__linear_misses(p, te_error_code(te));
         return te__frame_return(te, NULL);
@@ -741,8 +800,11 @@ static te_tensor *te__linear(const te__linear_call *c) {
     if (result == TE_OK && !y) result = te_error_code(te);
     if (waits) te__product_quantizing(x, &spec, w, &gemm);
     if (result == TE_OK && !c->record_alone &&
-        !(te__linear_may_wait(c, xq, w, waits) && te__linear_joins(xq, w, waits, &gemm)))
-        result = waits ? te_op_gemm(te, &gemm) : te__product(te, xq, false, w, true, &gemm);
+        !(te__linear_may_wait(c, xq, w, waits) && te__linear_joins(xq, w, waits, &gemm))) {
+        result = te__joint_reads(xq);
+        if (result == TE_OK)
+            result = waits ? te_op_gemm(te, &gemm) : te__product(te, xq, false, w, true, &gemm);
+    }
     /* each rank has computed y from its own columns of x only, so sum over the ranks */
     if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone) result = te__reduce_parts(p, &y, result);
     if (result != TE_OK) return te__frame_return(te, NULL);

@@ -78,15 +78,17 @@ static bool te__decoder_packs(te_module *m, const te_forward_args *args) {
            te__is_plain_linear(te_module_find(m, "q_proj")) && te__is_plain_linear(te_module_find(m, "k_proj")) &&
            te__is_plain_linear(te_module_find(m, "v_proj"));
 }
-/* Projects args->input to queries, keys and values. Rotates the queries into a new tensor core->input, and keys and
- * values into the cache, which core->key and core->value become. */
-static te_result te__decoder_step(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary,
-                                  te_forward_args *core) {
+/* Projects args->input, which is the output of `norm` if that is not NULL, to queries, keys and values. Rotates the
+ * queries into a new tensor core->input, and keys and values into the cache, which core->key and core->value become. */
+static te_result te__decoder_step(te_module *m, const te_forward_args *args, te__late_norm *norm,
+                                  const te_rotary_desc *rotary, te_forward_args *core) {
     static const char *const names[3] = {"q_proj", "k_proj", "v_proj"};
     const te__decoder_attention *s = (const te__decoder_attention *)m->state;
     te__packing packing = TE_ZERO;
     te__cache_rows rows;
     te_tensor *packed, *place[3], *y[3] = {NULL, NULL, NULL}, *part[3], keys;
+    te__qkv_state split;
+    te_op_joint_gemm_args step = TE_ZERO;
     te__joint joint;
     te_forward_args in = TE_ZERO;
     te_result result = TE_OK;
@@ -106,11 +108,13 @@ static te_result te__decoder_step(te_module *m, const te_forward_args *args, con
     keys.shape[3] = packing.head_dim;
     if (te__kv_cache_takes(m, args->kv_cache, s->layer, &keys) != TE_OK ||
         !te__kv_cache_rows(args->kv_cache, s->layer, &rows) ||
-        !te__kv_cache_lengths(args->kv_cache, &rows, &core->attention))
+        !te__kv_cache_lengths(args->kv_cache, &rows, &core->attention) ||
+        !te__split_open(packed, &packing, TE_BSHD, rotary, &rows, &split, part))
         return te_error_code(m->te);
     te__hand_on(&in, args);
     in.input = args->input;
     te__joint_open(m->te, &joint);
+    joint.norm = norm;
     for (i = 0, shape[0] = 0; i < 3 && result == TE_OK; i++, shape[0] += shape[1]) {
         shape[1] = (i == 0 ? packing.heads : packing.groups) * packing.head_dim;
         place[i] = te__functions_of(m->te)->place = te_tensor_narrow(packed, 2, shape[0], shape[1]);
@@ -118,10 +122,16 @@ static te_result te__decoder_step(te_module *m, const te_forward_args *args, con
         te__functions_of(m->te)->place = NULL;
         if (!y[i]) result = TE_ERR_STATE;
     }
-    result = te__joint_run(m->te, &joint, result, NULL);
+    step.rope = split.args;
+    step.rope.qkv = NULL;
+    step.product[0].d = packed;
+    for (i = 0; i < 3; i++)
+        if (!te__joint_has(&joint, i, y[i]) || y[i]->buffer != packed->buffer) step.rope.q = NULL;
+    result = te__joint_run(m->te, &joint, result, step.rope.q ? &step : NULL);
     for (i = 0; i < 3 && result == TE_OK; i++) /* a projection that had another place */
         if (y[i]->buffer != packed->buffer) result = te_tensor_copy(place[i], y[i]);
-    if (result != TE_OK || !te__split_qkv(packed, &packing, TE_BSHD, rotary, &rows, part)) return te_error_code(m->te);
+    if (result == TE_OK && !step.rope.q) result = te_op_qkv_rope(m->te, &split.args);
+    if (result != TE_OK) return te_error_code(m->te);
     core->input = part[0];
     core->key = rows.k;
     core->value = rows.v;
@@ -134,6 +144,7 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     te_forward_args core = TE_ZERO, out = TE_ZERO;
     te_rotary_desc rotary = s->rotary;
     te_tensor *residual = te__take_residual(m->te);
+    te__late_norm *norm = te__take_norm(m->te);
     bool on_device = false; /* the step takes its positions and lengths from the cache's tensor of numbers */
     te__shared_input shared, *outer;
     te_tensor *y;
@@ -156,8 +167,11 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     te__hand_on(&core, args);
     core.attention.attn_mask_type = TE_MASK_CAUSAL;
     outer = te__share_begin(&shared, args->input);
-    result = on_device && te__decoder_packs(m, args) ? te__decoder_step(m, args, &rotary, &core)
-                                                     : te__decoder_parts(m, args, &rotary, on_device, &core);
+    if (on_device && te__decoder_packs(m, args)) result = te__decoder_step(m, args, norm, &rotary, &core);
+    else {
+        result = te__late_norm_run(norm);
+        if (result == TE_OK) result = te__decoder_parts(m, args, &rotary, on_device, &core);
+    }
     te__share_end(&shared, outer);
     if (result != TE_OK) return te_error_code(m->te);
     y = te__run_child(m, "sdpa", &core);
@@ -198,33 +212,41 @@ static te_tensor *te__run_on(te_module *m, const char *name, te_tensor *x, const
     return x ? te__run_child(m, name, &in) : NULL;
 }
 
-/* Returns x + the output of the child `name` on `input`. In a step with a cache the child may add x itself: one of
- * `cls`, which is a class that looks for it (te__take_residual). */
-static te_tensor *te__add_output(te_module *m, const char *name, const te_module_class *cls, te_tensor *x,
-                                 te_tensor *input, const te_forward_args *args) {
+/* Returns x + the output of the child `name` on the output of the child `norm` on x. In a step with a cache the child
+ * may compute the norm and add x itself: one of `cls`, which is a class that looks for both (te__take_norm,
+ * te__take_residual). */
+static te_tensor *te__add_output(te_module *m, const char *norm, const char *name, const te_module_class *cls,
+                                 te_tensor *x, const te_forward_args *args) {
     const te_module *child = te_module_find(m, name);
     te__functions_state *f = te__functions_of(m->te);
+    te__late_norm late = TE_ZERO;
     te_tensor *y;
     bool offered = args->kv_cache && x && child && child->cls == cls && !child->own_forward && !te__runs_graphs(child);
+    f->late = offered && te__is_plain_norm(te_module_find(m, norm)) ? &late : NULL;
+    y = te__run_on(m, norm, x, args);
+    f->late = NULL;
+    f->normed = late.y ? &late : NULL;
     f->residual = offered ? x : NULL;
-    y = te__run_on(m, name, input, args);
-    if (offered && !f->residual) return y;
+    y = te__run_on(m, name, y, args);
+    offered = offered && !f->residual; /* whether the child has taken x */
     f->residual = NULL;
-    return te_add(x, y);
+    f->normed = NULL;
+    te__late_norm_close(&late);
+    return offered ? y : te_add(x, y);
 }
 static te_result te__decoder_layer_forward(te_module *m, te_forward_args *args) {
     const char *mlp = te_module_find(m, "mlp") ? "mlp" : "block_sparse_moe";
-    te_tensor *x = args->input, *y = te__run_on(m, "input_layernorm", x, args);
+    te_tensor *x = args->input, *y;
     if (te_module_find(m, "pre_feedforward_layernorm")) { /* a norm follows each part, so the parts add nothing */
+        y = te__run_on(m, "input_layernorm", x, args);
         y = te__run_on(m, "post_attention_layernorm", te__run_on(m, "self_attn", y, args), args);
         x = te_add(x, y);
         y = te__run_on(m, mlp, te__run_on(m, "pre_feedforward_layernorm", x, args), args);
         y = te__run_on(m, "post_feedforward_layernorm", y, args);
         return te__output(m, args, te_add(x, y));
     }
-    x = te__add_output(m, "self_attn", &te__decoder_attention_class, x, y, args);
-    y = te__run_on(m, "post_attention_layernorm", x, args);
-    return te__output(m, args, te__add_output(m, mlp, &te__gated_mlp_class, x, y, args));
+    x = te__add_output(m, "input_layernorm", "self_attn", &te__decoder_attention_class, x, args);
+    return te__output(m, args, te__add_output(m, "post_attention_layernorm", mlp, &te__gated_mlp_class, x, args));
 }
 static const te_module_class te__decoder_layer_class = {"DecoderLayer", 0, te__decoder_layer_forward, NULL, NULL};
 

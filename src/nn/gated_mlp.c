@@ -19,18 +19,22 @@ static te_tensor *te__gated_mlp_halves(te_module *m, const te_tensor *x) {
     return weight && weight->ndim == 2 ? te__halves_empty(x->te, x->dtype, te__rows(x), weight->shape[0]) : NULL;
 }
 /* Begins *joint. If the outputs of `gate` and `up` have the place `halves` and nobody reads them before the activation,
- * their products wait for each other in *joint; else *joint stays empty. */
-static void te__joint_begin(te_module *m, const te_tensor *halves, te__joint *joint) {
+ * their products wait for each other and for `norm` in *joint; else *joint stays empty, and the norm runs. */
+static te_result te__joint_begin(te_module *m, const te_tensor *halves, te__late_norm *norm, te__joint *joint) {
     const te__gated_mlp *s = (const te__gated_mlp *)m->state;
     te__joint_open(m->te, joint);
-    if (!halves || !te__is_plain_linear(te_module_find(m, s->gate)) || !te__is_plain_linear(te_module_find(m, s->up)))
-        te__functions_of(m->te)->joint = NULL;
+    joint->norm = norm;
+    if (halves && te__is_plain_linear(te_module_find(m, s->gate)) && te__is_plain_linear(te_module_find(m, s->up)))
+        return TE_OK;
+    te__functions_of(m->te)->joint = NULL;
+    return te__late_norm_run(norm);
 }
 static te_result te__gated_mlp_forward(te_module *m, te_forward_args *args) {
     const te__gated_mlp *s = (const te__gated_mlp *)m->state;
     te_tensor *halves = te__gated_mlp_halves(m, args->input), *parts[2] = {NULL, NULL};
     te__shared_input shared, *outer;
     te_tensor *residual = te__take_residual(m->te);
+    te__late_norm *norm = te__take_norm(m->te);
     te_op_joint_gemm_args step = TE_ZERO;
     te_forward_args in = TE_ZERO;
     te__joint joint;
@@ -39,8 +43,8 @@ static te_result te__gated_mlp_forward(te_module *m, te_forward_args *args) {
     te__hand_on(&in, args);
     in.input = args->input;
     outer = te__share_begin(&shared, args->input);
-    te__joint_begin(m, halves, &joint);
-    for (h = s->gate ? 0 : 1; h < 2; h++) {
+    result = te__joint_begin(m, halves, norm, &joint);
+    for (h = s->gate ? 0 : 1; h < 2 && result == TE_OK; h++) {
         int64_t half = halves ? halves->shape[1] / 2 : 0;
         te__functions_of(m->te)->place = halves ? te__half(halves, h, 1, &half) : NULL;
         parts[h] = te__run_child(m, h ? s->up : s->gate, &in);

@@ -7,6 +7,17 @@ static bool te__is_plain_linear(const te_module *m) {
            !((const te__linear_module *)m->state)->desc.gemm.return_bias;
 }
 
+/* Returns true if m is a norm that computes its class's forward. */
+static bool te__is_plain_norm(const te_module *m) {
+    return m && (m->cls == &te__rmsnorm_class || m->cls == &te__layernorm_class) && !m->own_forward &&
+           !te__runs_graphs(m);
+}
+/* Takes over the norm that is to compute the module's input, or returns NULL if the input has its numbers. */
+static te__late_norm *te__take_norm(te_ctx *te) {
+    te__late_norm *n = te__functions_of(te)->normed;
+    te__functions_of(te)->normed = NULL;
+    return n;
+}
 /* Takes over the tensor that the module's output is to be added to, or returns NULL if there is none. */
 static te_tensor *te__take_residual(te_ctx *te) {
     te_tensor *x = te__functions_of(te)->residual;

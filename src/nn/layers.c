@@ -432,11 +432,35 @@ static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
     return c->x;
 }
 
+/* Notes the norm of x in *late and returns its output, which has no numbers yet. Returns NULL, and notes nothing, if
+ * the norm is to run at once: if it is recorded, has more rows than products take on their way, or is refused. */
+static te_tensor *te__norm_notes(te_module *m, const te__norm_params *n, te_tensor *x, te__late_norm *late) {
+    te_tensor *gamma = te_module_parameter(m, n->weight),
+              *beta = te__norm_is_rms(n) ? NULL : te_module_parameter(m, n->bias), *y;
+    if (!late || te__grad_will_be(m->te) || te__functions_of(m->te)->any_rows || !x || !gamma || !x->buffer ||
+        !gamma->buffer || (beta && !beta->buffer) || gamma->moves || (beta && beta->moves) || x->quantized ||
+        !te__is_float(x->dtype) || x->te != m->te || x->ndim < 1 || !te__is_contiguous(x) || te__numel(x) == 0 ||
+        te__rows(x) > TE__GEMM_QUANTIZE_ROWS || te__numel(gamma) != te__cols(x))
+        return NULL;
+    y = te__empty_like(x, x->dtype);
+    if (!y) return NULL;
+    late->y = te_tensor_retain(y);
+    late->x = te_tensor_retain(x);
+    late->gamma = te_tensor_retain(gamma);
+    late->beta = te_tensor_retain(beta);
+    late->options = n->options;
+    late->rounded = n->rounded;
+    return y;
+}
 static te_result te__norm_forward(te_module *m, te_forward_args *args) {
+    te__late_norm *late = te__functions_of(m->te)->late;
+    te_tensor *y;
     int64_t columns = te__numel(te_module_parameter(m, "weight"));
     if (te__is_unallocated(args->input))
         return te__shape_forward(m, args, columns, args->input->ndim > 1 ? args->input->shape[0] : 1, columns);
-    return te__output(m, args, te__norm_run(m, (const te__norm_params *)m->state, args->input, NULL));
+    te__functions_of(m->te)->late = NULL;
+    y = te__norm_notes(m, (const te__norm_params *)m->state, args->input, late);
+    return te__output(m, args, y ? y : te__norm_run(m, (const te__norm_params *)m->state, args->input, NULL));
 }
 static te_result te__norm_module_reset(te_module *m) { return te__norm_reset(m, (const te__norm_params *)m->state); }
 static const te_module_class te__layernorm_class = {"LayerNorm", sizeof(te__norm_params), te__norm_forward, NULL,

@@ -153,13 +153,23 @@ enum {
 #define TE__JOINED(i) ((i) < a->count && a->count <= TE__COUNT(a->product)) /* the check refuses other counts */
 #define TE__ARGS_JOINT(T, i) \
     T(product[i].b, TE__IN | TE__AS_OPERAND | TE__STRIDED | TE__NEED(TE__JOINED(i))) \
-    T(product[i].d, TE__OUT_FLOAT | TE__STRIDED | TE__NEED(TE__JOINED(i) && !((i) && a->activation))) \
+    T(product[i].d, TE__OUT_FLOAT | TE__STRIDED | TE__NEED(TE__JOINED(i) && !((i) && (a->activation || a->rope.q)))) \
     T(product[i].bias, TE__IN_FLOAT | TE__OPT) \
     T(product[i].scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR && TE__JOINED(i))) \
     T(product[i].amax_b, TE__IN_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4 && TE__JOINED(i)))
+#define TE__ARGS_JOINT_ROPE(T) \
+    T(rope.q, TE__OUT_FLOAT | TE__STRIDED | TE__OPT) T(rope.k_cache, TE__INOUT | TE__AS_CACHE | TE__STRIDED | TE__OPT) \
+    T(rope.v_cache, TE__INOUT | TE__AS_CACHE | TE__STRIDED | TE__OPT) \
+    T(rope.k_factors, TE__INOUT | TE__AS_E8M0 | TE__STRIDED | TE__OPT) \
+    T(rope.v_factors, TE__INOUT | TE__AS_E8M0 | TE__STRIDED | TE__OPT) T(rope.cu_seqlens, TE__IN_I32 | TE__OPT) \
+    T(rope.cache_positions, TE__IN_I32 | TE__OPT) T(rope.page_table, TE__IN_I32 | TE__OPT) \
+    T(rope.angles.start_positions, TE__IN_I32 | TE__OPT) T(rope.angles.positions, TE__IN_INDEX | TE__OPT) \
+    T(rope.angles.freqs, TE__IN_F32 | TE__OPT)
 #define TE__ARGS_joint_gemm(T, L) \
-    T(a, TE__IN_FLOAT) TE__ARGS_JOINT(T, 0) TE__ARGS_JOINT(T, 1) TE__ARGS_JOINT(T, 2) \
-    T(residual, TE__IN_FLOAT | TE__OPT) T(y, TE__OUT_FLOAT | TE__NEED(a->activation || a->residual))
+    T(a, TE__IN_FLOAT) T(norm_weight, TE__IN_FLOAT | TE__NEED(a->norm.normalization)) \
+    T(norm_bias, TE__IN_FLOAT | TE__OPT) TE__ARGS_JOINT(T, 0) TE__ARGS_JOINT(T, 1) TE__ARGS_JOINT(T, 2) \
+    T(residual, TE__IN_FLOAT | TE__OPT) T(y, TE__OUT_FLOAT | TE__NEED(a->activation || a->residual)) \
+    TE__ARGS_JOINT_ROPE(T)
 /* Without along_k, only the device knows how many rows of d and aux are written. The other rows keep their old values,
  * which count as read. */
 #define TE__ARGS_grouped_gemm(T, L) \

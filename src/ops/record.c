@@ -49,6 +49,10 @@ static void te__keep_lists(te_op op, void *args, unsigned char *memory, size_t *
 static te_rope_angles *te__angles_of(te_op op, void *args) {
     te_op_qkv_rope_args *f = (te_op_qkv_rope_args *)args;
     te_op_qkv_rope_bwd_args *b = (te_op_qkv_rope_bwd_args *)args;
+    if (op == TE_OP_JOINT_GEMM) {
+        f = &((te_op_joint_gemm_args *)args)->rope;
+        return f->q && !f->no_rope ? &f->angles : NULL;
+    }
     if (op == TE_OP_ROPE) return &((te_op_rope_args *)args)->angles;
     if (op == TE_OP_QKV_ROPE) return f->no_rope ? NULL : &f->angles;
     return op == TE_OP_QKV_ROPE_BWD && !b->no_rope ? &b->angles : NULL;

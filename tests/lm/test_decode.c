@@ -311,7 +311,7 @@ static bool dec_set_alone(void *user, te_module *m) {
     return true;
 }
 typedef struct dec_counts {
-    int joint, gemm, add, copies, rope, act;
+    int joint, gemm, add, copies, rope, act, norm;
 } dec_counts;
 static void dec_count(te_ctx *te, const te_trace *event, void *user) {
     dec_counts *n = (dec_counts *)user;
@@ -323,9 +323,11 @@ static void dec_count(te_ctx *te, const te_trace *event, void *user) {
     n->copies += event->op == TE_OP_COPY_TO_KV_CACHE;
     n->rope += event->op == TE_OP_ROPE || event->op == TE_OP_QKV_ROPE;
     n->act += event->op == TE_OP_ACT_FWD;
+    n->norm += event->op == TE_OP_RMSNORM_FWD;
 }
 /* The logits of three steps behind the prompt, with weights stored by `recipe` (NULL: plain), by calls and by launches: products together and apart are
- * the same bits, and a layer of those together takes one operation for each of q with k and v, rotation into the cache, o, gate with up, down. */
+ * the same bits, and a layer of those together takes one operation for each of q with k and v, the norm before them and the rotation into the cache, o, gate with up
+ * and the norm before them, down. */
 TE_TEST_DEVICES(decode_together_and_apart) {
     const te_recipe recipes[] = {te_recipe_current_scaling(), te_recipe_block_scaling(), te_recipe_mxfp8(), te_recipe_nvfp4()};
     for (int n = 0; n < 2 * 2 * 5 + 2; n++) {
@@ -363,12 +365,13 @@ TE_TEST_DEVICES(decode_together_and_apart) {
                 if (i) logits[run][i - 1] = test_read(d.logits);
             }
             te_graph_destroy(graph);
-            CHECK_EQ_INT(count.rope, run ? 6 : 3);
+            CHECK_EQ_INT(count.rope, run ? 6 : 0);
             CHECK_EQ_INT(count.copies, run ? 3 : 0);
             CHECK_EQ_INT(count.joint, run ? 0 : 3 * 4);
             CHECK_EQ_INT(count.gemm, run ? 3 * 7 + 1 : 1);
             CHECK_EQ_INT(count.add, run ? 3 * 2 : 0);
             CHECK_EQ_INT(count.act, run ? 3 : 0);
+            CHECK_EQ_INT(count.norm, run ? 3 * 2 + 1 : 1);
         }
         for (int i = 0; i < 3; i++)
             CHECK_BYTES("logits", logits[0][i], logits[1][i], (size_t)batch * DEC_V * sizeof(float));
@@ -397,6 +400,8 @@ TE_TEST_DEVICES(decode_of_row_parallel_linears) {
     te_causal_lm_desc desc = dec_desc(0, TE_BF16);
     te_module *m = te_causal_lm_create(te, &desc);
     te_module *layer = te_module_find(m, "model.layers.1");
+    /* gate waits and up does not, so the norm runs between them */
+    dec_replace(te_module_find(m, "model.layers.0.mlp"), "up_proj", DEC_D, WIDE);
     dec_replace(te_module_find(layer, "self_attn"), "o_proj", DEC_D, DEC_D);
     dec_replace(te_module_find(layer, "mlp"), "gate_proj", DEC_D, WIDE);
     dec_replace(te_module_find(layer, "mlp"), "up_proj", DEC_D, WIDE);
@@ -482,17 +487,19 @@ TE_TEST(decode_step_runs_out_of_memory) {
 /* One Linear of each layer has a forward of its own: its product runs at once, and so do those that would have waited
  * for it. The bits are those of a step where none has one. */
 static bool dec_set_one_alone(void *user, te_module *m) {
-    const char *name = *(const char **)user;
-    if (!strcmp(te_module_get_class(m)->name, "Linear"))
+    const char *name = *(const char **)user, *cls = te_module_get_class(m)->name;
+    if (!strcmp(cls, "Linear") || !strcmp(cls, "RMSNorm"))
         te_module_set_forward(m, !strcmp(te_module_name(m), name) ? dec_alone : NULL);
     return true;
 }
 TE_TEST_DEVICES(decode_with_one_apart) {
     static const struct {
         const char *name;
-        int joint, gemm; /* of a layer */
-    } parts[] = {{"none", 4, 0},   {"q_proj", 3, 3},    {"k_proj", 3, 3},  {"v_proj", 3, 3},
-                 {"o_proj", 3, 1}, {"gate_proj", 3, 2}, {"up_proj", 3, 2}, {"down_proj", 3, 1}};
+        int joint, gemm, norm; /* of a layer */
+    } parts[] = {{"none", 4, 0, 0},      {"q_proj", 3, 3, 1},    {"k_proj", 3, 3, 1},
+                 {"v_proj", 3, 3, 1},    {"o_proj", 3, 1, 0},    {"gate_proj", 3, 2, 1},
+                 {"up_proj", 3, 2, 1},   {"down_proj", 3, 1, 0}, {"input_layernorm", 4, 0, 1},
+                 {"post_attention_layernorm", 4, 0, 1}};
     enum { LAYERS = 3, BATCH = 2 };
     const float *expected = NULL;
     te_seed(te, 5);
@@ -515,6 +522,7 @@ TE_TEST_DEVICES(decode_with_one_apart) {
         CHECK_BYTES("logits", logits, expected, BATCH * DEC_V * sizeof(float));
         CHECK_EQ_INT(count.joint, LAYERS * parts[i].joint);
         CHECK_EQ_INT(count.gemm, LAYERS * parts[i].gemm + 1);
+        CHECK_EQ_INT(count.norm, LAYERS * parts[i].norm + 1);
     }
     te_no_grad_end(te);
     dec_close(&d);

@@ -229,6 +229,21 @@ static bool add_more(te_ctx *te, call *c, int way) {
             c->args.gemm.scale_b = one;
         }
         return way < 2;
+    case TE_OP_JOINT_GEMM: {
+        te_op_qkv_rope_args *r = &c->args.joint_gemm.rope;
+        if (!r->q || way > 1) return false;
+        r->angles.start_positions = way ? NULL : zeros(te, TE_I32, 2, 0);
+        r->angles.positions = zeros(te, TE_I64, 2, 0);
+        if (way) { /* by a table, of the one position that all tokens have, and into codes */
+            memset(&r->angles, 0, offsetof(te_rope_angles, rotary_dim));
+            r->angles.freqs = te_tensor_full(te, TE_F32, SHAPE(1, 1, 1, 64), 0.25);
+            r->k_cache = te_tensor_zeros(te, TE_F8E4M3, SHAPE(8, 16, 2, 64));
+            r->v_cache = te_tensor_zeros(te, TE_F8E4M3, SHAPE(8, 16, 2, 64));
+            r->k_factors = te_tensor_zeros(te, TE_F8E8M0, SHAPE(8, 16, 2));
+            r->v_factors = te_tensor_zeros(te, TE_F8E8M0, SHAPE(8, 16, 2));
+        }
+        return true;
+    }
     case TE_OP_GROUPED_GEMM:
         if (c->args.grouped_gemm.along_k) return false;
         c->args.grouped_gemm.epilogue = way ? TE_EPILOGUE_DGELU : TE_EPILOGUE_GELU;

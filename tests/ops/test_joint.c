@@ -1,4 +1,4 @@
-/* test_joint.c: te_op_joint_gemm beside its parts by calls of their own: each step after the products, formats and recipes, one row to sixteen. */
+/* test_joint.c: te_op_joint_gemm beside its parts by calls of their own: norms before the products, each step after them, formats and recipes, one row to sixteen. */
 #define TE_STATIC
 #define TE_IMPLEMENTATION
 #include "../te_test.h"
@@ -34,12 +34,22 @@ static void weight_of(te_ctx *te, const joint_case *c, te_dtype fp8, te_tensor *
     }
     te_quantizer_destroy(q);
 }
+/* A as the products read it. */
+static const te_tensor *joint_rows(te_ctx *te, const te_op_joint_gemm_args *a) {
+    if (!a->norm.normalization) return a->a;
+    te_norm_fwd_args n = {.x = a->a, .gamma = a->norm_weight, .beta = a->norm_bias, .norm = a->norm, .rounded = a->norm_rounded};
+    n.y = te_tensor_zeros(te, te_tensor_dtype(a->a), SHAPE(a->m, a->k));
+    if (a->norm.normalization == TE_RMSNORM) te_op_rmsnorm_fwd(te, &n);
+    else te_op_layernorm_fwd(te, &n);
+    return n.y;
+}
 /* Computes the products of the call by te_op_gemm, to d, and the step after them from the call's own D, to y. */
 static void by_calls(te_ctx *te, const te_op_joint_gemm_args *a, te_tensor *d[3], te_tensor *y) {
+    const te_tensor *rows = joint_rows(te, a);
     for (int i = 0; i < a->count; i++) {
         te_op_gemm_args g = {0};
         const te_joint_product *p = &a->product[i];
-        g.a = a->a, g.b = p->b, g.d = d[i], g.bias = p->bias, g.scale_b = p->scale_b, g.amax_b = p->amax_b;
+        g.a = rows, g.b = p->b, g.d = d[i], g.bias = p->bias, g.scale_b = p->scale_b, g.amax_b = p->amax_b;
         g.m = a->m, g.n = p->n, g.k = a->k;
         g.b_transposed = true;
         g.scaling_a = a->scaling_a, g.scaling_b = a->scaling_b;
@@ -58,16 +68,50 @@ static void by_calls(te_ctx *te, const te_op_joint_gemm_args *a, te_tensor *d[3]
     if (a->residual) te_tensor_copy(y, te_add((te_tensor *)a->residual, a->product[0].d));
 }
 
-static void check_joint(te_ctx *te, const joint_case *c, step s, te_dtype in, int count, int64_t m, const int64_t *widths, int64_t k, bool one_launch) {
+/* What is done to A's rows: nothing; RMSNorm as te.h has it; as transformers has it, and with 1 + weight; LayerNorm with and without a bias. */
+typedef enum before { ROWS, RMS, RMS_ROUNDED, LAYER, LAYER_BIASED, BEFORE } before;
+static void norm_of(te_ctx *te, before b, te_dtype weight, te_op_joint_gemm_args *a) {
+    const te_dtype dtype = weight ? weight : te_tensor_dtype(a->a);
+    if (b == ROWS) return;
+    a->norm.normalization = b >= LAYER ? TE_LAYERNORM : TE_RMSNORM;
+    a->norm.eps = 1e-3f;
+    a->norm.zero_centered_gamma = b == RMS_ROUNDED || b == LAYER_BIASED;
+    a->norm_rounded = b == RMS_ROUNDED;
+    a->norm_weight = test_tensor(te, dtype, SHAPE(a->k), test_normal(a->k, 21));
+    a->norm_bias = b == LAYER_BIASED ? test_tensor(te, dtype, SHAPE(a->k), test_normal(a->k, 22)) : NULL;
+}
+/* D of the call beside D of te_op_gemm. On CUDA the warps of a joint product share k in another way: sums up to 4 sqrt(k), of k terms, round by 2^-24 of that; then D rounds once on each side. */
+static void check_d(te_ctx *te, te_tensor *d, te_tensor *want, int64_t k) {
+    if (te_ctx_is_cuda(te))
+        CHECK_CLOSE("D", test_read(d), test_read(want), te_tensor_numel(want), te_tensor_dtype(want) == TE_F32 ? 0x1p-20 : 0x1p-7, 4 * sqrt((double)k) * 0x1p-24 * sqrt((double)k));
+    else
+        CHECK_BYTES("D", test_read_bytes(d), test_read_bytes(want), te_tensor_bytes(want));
+}
+/* The call has the bits of a call whose A a norm has made before. Its other tensors are written once more. */
+static void check_norm_apart(te_ctx *te, const te_op_joint_gemm_args *a, te_tensor **out, int count) {
+    te_op_joint_gemm_args apart = *a;
+    const void *before[8];
+    if (!a->norm.normalization) return;
+    for (int i = 0; i < count; i++) before[i] = test_read_bytes(out[i]);
+    apart.a = joint_rows(te, a);
+    apart.norm = (te_norm_options){.normalization = TE_NORM_DEFAULT};
+    apart.norm_weight = apart.norm_bias = NULL;
+    apart.norm_rounded = false;
+    te_op_joint_gemm(te, &apart);
+    REQUIRE_OK(te);
+    for (int i = 0; i < count; i++) CHECK_BYTES("beside a norm apart", before[i], test_read_bytes(out[i]), te_tensor_bytes(out[i]));
+}
+static void check_normed(te_ctx *te, const joint_case *c, before b, te_dtype weight, step s, te_dtype in, int count, int64_t m, const int64_t *widths, int64_t k, bool one_launch) {
     te_op_joint_gemm_args a = {0};
     te_explanation e;
     te_tensor *d[3] = {NULL}, *y = NULL;
     const te_dtype out = c->kind ? in : c->dtype;
     te_scope_begin(te);
-    test_case("%s, step %d, %s, %d products, m=%lld n=%lld k=%lld", c->name, (int)s, te_dtype_name(out), count, (long long)m, (long long)widths[0], (long long)k);
+    test_case("%s, norm %d, step %d, %s, %d products, m=%lld n=%lld k=%lld", c->name, (int)b, (int)s, te_dtype_name(out), count, (long long)m, (long long)widths[0], (long long)k);
     a.a = test_tensor(te, out, SHAPE(m, k), test_normal(m * k, (uint64_t)(m + k)));
     a.count = count;
     a.m = m, a.k = k;
+    norm_of(te, b, weight, &a);
     a.scaling_a = c->scaling, a.scaling_b = c->of_weight;
     if (c->kind) a.quantize_a = c->dtype, a.quantize_power_of_two = c->kind == TE_QUANT_BLOCK;
     te_tensor *halves = s == ACTIVATION ? test_guarded(te, out, SHAPE(2, m, widths[0])) : NULL;
@@ -86,19 +130,24 @@ static void check_joint(te_ctx *te, const joint_case *c, step s, te_dtype in, in
     if (s) a.y = test_guarded(te, out, SHAPE(m, widths[0])), y = test_guarded(te, out, SHAPE(m, widths[0]));
     REQUIRE_OK(te);
     REQUIRE(te_explain(te, TE_OP_JOINT_GEMM, &a, "sm_90", &e) == TE_OK);
-    if (one_launch) CHECK_MSG(e.launches == 1 && strstr(e.kernels, "JOINT="), "%d launches: %s", e.launches, e.kernels);
+    if (one_launch) CHECK_MSG(e.launches == 1 + (b != ROWS && out == TE_F32) && strstr(e.kernels, "JOINT="), "%d launches: %s", e.launches, e.kernels);
     te_op_joint_gemm(te, &a);
     by_calls(te, &a, d, y);
     REQUIRE_OK(te);
+    te_tensor *written[4];
+    int n = 0;
     for (int i = 0; i < count; i++) {
-        te_tensor *of_joint = halves ? te_tensor_narrow(halves, 0, i, 1) : a.product[i].d;
-        if (te_ctx_is_cuda(te)) /* warps share k in another way: sums up to 4 sqrt(k), of k terms, round by 2^-24 of that; then D rounds once on each side */
-            CHECK_CLOSE("D", test_read(of_joint), test_read(d[i]), te_tensor_numel(d[i]), out == TE_F32 ? 0x1p-20 : 0x1p-7, 4 * sqrt((double)k) * 0x1p-24 * sqrt((double)k));
-        else
-            CHECK_BYTES("D", test_read_bytes(of_joint), test_read_bytes(d[i]), te_tensor_bytes(d[i]));
+        written[n++] = halves ? te_tensor_narrow(halves, 0, i, 1) : a.product[i].d;
+        check_d(te, written[i], d[i], k);
     }
     if (s) CHECK_BYTES("y", test_read_bytes(a.y), test_read_bytes(y), te_tensor_bytes(y));
+    if (s) written[n++] = a.y;
+    check_norm_apart(te, &a, written, n);
     te_scope_end(te);
+}
+
+static void check_joint(te_ctx *te, const joint_case *c, step s, te_dtype in, int count, int64_t m, const int64_t *widths, int64_t k, bool one_launch) {
+    check_normed(te, c, ROWS, TE_DTYPE_NONE, s, in, count, m, widths, k, one_launch);
 }
 
 static void joint_all(te_ctx *te, int first) {
@@ -129,6 +178,44 @@ TE_TEST_DEVICES(joint_gemm_of_many_tiles) {
             check_joint(te, &joint_cases[c], (step)s, TE_BF16, s == NOTHING ? 3 : s == ACTIVATION ? 2 : 1, 1, widths, 1024, joint_cases[c].dtype != TE_F32);
             check_joint(te, &joint_cases[c], (step)s, TE_BF16, s == NOTHING ? 3 : s == ACTIVATION ? 2 : 1, 2, wide, 512, false);
         }
+}
+
+/* A norm before the products: rows in one warp of the norm's kernel and in several, whole and not; rows of more values than a thread holds at once; weights of A's format and of f32. */
+TE_TEST_DEVICES(joint_gemm_of_normed_rows) {
+    static const int64_t widths[3] = {64, 16, 32}, lengths[] = {128, 264, 1280, 2304, 4096, 5120};
+    int turn = 0;
+    for (int c = 0; c < COUNT(joint_cases); c++)
+        for (int b = RMS; b < BEFORE; b++)
+            for (int l = 0; l < COUNT(lengths); l++, turn++) {
+                const joint_case *j = &joint_cases[c];
+                const step s = (step)(turn % 3);
+                const int64_t k = lengths[l], m = 1 + turn * 5 % 16;
+                if (!te_ctx_is_cuda(te) && turn % 4) continue; /* the CPU has one way */
+                const bool whole = k % (j->kind == TE_QUANT_NVFP4 ? 256 : j->kind ? 128 : 64) == 0; /* turns of the kernel */
+                check_normed(te, j, (before)b, turn % 5 ? TE_DTYPE_NONE : TE_F32, s, turn % 4 ? TE_BF16 : TE_F32, s == NOTHING ? 2 + turn % 2 : s == ACTIVATION ? 2 : 1, m, widths, k, m <= 2 && k <= 4096 && j->dtype != TE_F32 && whole);
+                check_normed(te, j, (before)b, TE_DTYPE_NONE, s, TE_BF16, s == NOTHING ? 3 : s == ACTIVATION ? 2 : 1, 1, widths, k, j->dtype != TE_F32 && whole);
+            }
+    check_normed(te, &joint_cases[0], RMS, TE_DTYPE_NONE, NOTHING, TE_BF16, 1, 1, widths, 16384, true);
+    check_normed(te, &joint_cases[0], LAYER, TE_DTYPE_NONE, NOTHING, TE_BF16, 1, 2, widths, 20480, false);
+}
+/* LayerNorm of rows whose mean is far larger than their deviation: sums of squares lose digits, so it sums again. */
+TE_TEST_DEVICES(joint_gemm_of_rows_far_from_zero) {
+    enum { N = 32, K = 2048, M = 3 };
+    te_op_joint_gemm_args a = {0};
+    float *x = test_normal(M * K, 3);
+    for (int i = 0; i < 2 * K; i++) x[i] = 1000 + 8 * x[i]; /* bf16 keeps multiples of 4 there; the third row is around 0 */
+    a.a = test_tensor(te, TE_BF16, SHAPE(M, K), x);
+    a.count = 1, a.m = M, a.k = K;
+    norm_of(te, LAYER_BIASED, TE_DTYPE_NONE, &a);
+    a.product[0].b = test_tensor(te, TE_BF16, SHAPE(N, K), test_normal(N * K, 4));
+    a.product[0].d = test_guarded(te, TE_BF16, SHAPE(M, N));
+    a.product[0].n = N;
+    te_tensor *d[3] = {test_guarded(te, TE_BF16, SHAPE(M, N))};
+    te_op_joint_gemm(te, &a);
+    by_calls(te, &a, d, NULL);
+    REQUIRE_OK(te);
+    check_d(te, a.product[0].d, d[0], K);
+    check_norm_apart(te, &a, &a.product[0].d, 1);
 }
 
 TE_TEST_DEVICES(joint_gemm_complaints) {
@@ -165,7 +252,202 @@ TE_TEST_DEVICES(joint_gemm_complaints) {
     CHECK_EQ_INT(te_op_joint_gemm(te, &a), TE_OK);
     a = good, a.k = 33, te_op_joint_gemm(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "A is [2, 32]");
+    a = good, a.norm_weight = te_tensor_zeros(te, TE_BF16, SHAPE(32)), a.norm.normalization = (te_normalization)3, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "norm.normalization is 3; TE_LAYERNORM (1), TE_RMSNORM (2), and 0 for no norm");
+    a = good, a.norm_weight = te_tensor_zeros(te, TE_BF16, SHAPE(32)), te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "norm_weight is given, and norm.normalization is 0");
+    a.norm.normalization = TE_RMSNORM;
+    CHECK_EQ_INT(te_op_joint_gemm(te, &a), TE_OK);
+    a.norm_bias = a.norm_weight, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "TE_RMSNORM, which has no norm_bias; leave it NULL");
+    a.norm.normalization = TE_LAYERNORM;
+    CHECK_EQ_INT(te_op_joint_gemm(te, &a), TE_OK);
+    a.norm_rounded = true, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "TE_LAYERNORM, which has no norm_rounded");
+    a.norm_rounded = false, a.norm.eps = -1, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "joint_gemm: eps is -1");
+    a.norm.eps = 0, a.norm_bias = te_tensor_zeros(te, TE_BF16, SHAPE(31)), te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "norm_bias is [31]; 32 elements are needed");
+    a.norm_bias = NULL, a.norm_weight = NULL, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_STATE, "norm_weight is NULL");
+    a.norm_weight = te_tensor_zeros(te, TE_BF16, SHAPE(32)), a.m = 1, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "a is [2, 32]; with a norm, [1, 32] of m and k");
     CHECK_OK(te);
+}
+
+/* Queries, keys and values that are rotated into the rows of a cache: the products, and the bits that te_op_qkv_rope has of them. */
+typedef struct into_case {
+    const char *name;
+    int64_t s, b;
+    int heads, groups, d, rotary;
+    bool sbhd, paged, interleaved, none, table, codes;
+    int joint; /* of joint_cases */
+    before norm;
+    int64_t k;
+    te_dtype dtype;
+    bool one_launch;
+} into_case;
+static const into_case into_cases[] = {
+    {.name = "one token", .s = 1, .b = 1, .heads = 8, .groups = 2, .d = 64, .k = 256, .norm = RMS, .one_launch = true},
+    {.name = "heads of 128", .s = 1, .b = 3, .heads = 4, .groups = 4, .d = 128, .paged = true, .k = 192, .one_launch = true},
+    {.name = "half of the channels", .s = 2, .b = 2, .heads = 4, .groups = 1, .d = 96, .rotary = 48, .k = 128, .norm = LAYER, .one_launch = true},
+    {.name = "some channels", .s = 2, .b = 2, .heads = 4, .groups = 2, .d = 64, .rotary = 32, .sbhd = true, .paged = true, .k = 128, .dtype = TE_F16, .one_launch = true},
+    {.name = "no rotation", .s = 1, .b = 2, .heads = 4, .groups = 2, .d = 64, .none = true, .k = 256, .one_launch = true},
+    {.name = "by a table", .s = 2, .b = 2, .heads = 4, .groups = 2, .d = 64, .table = true, .k = 256, .one_launch = true},
+    {.name = "current scaling", .s = 1, .b = 2, .heads = 4, .groups = 2, .d = 64, .joint = 3, .norm = RMS_ROUNDED, .k = 256, .one_launch = true},
+    {.name = "blocks", .s = 1, .b = 1, .heads = 8, .groups = 2, .d = 64, .joint = 4, .k = 256, .one_launch = true},
+    {.name = "blocks, heads of 256", .s = 1, .b = 1, .heads = 4, .groups = 2, .d = 256, .joint = 4, .k = 256},
+    {.name = "MXFP8", .s = 4, .b = 4, .heads = 8, .groups = 2, .d = 32, .joint = 5, .paged = true, .k = 256},
+    {.name = "MXFP8, one token", .s = 1, .b = 1, .heads = 16, .groups = 8, .d = 64, .joint = 5, .k = 512, .one_launch = true},
+    {.name = "NVFP4", .s = 1, .b = 1, .heads = 16, .groups = 8, .d = 64, .joint = 6, .norm = RMS, .k = 512, .one_launch = true},
+    {.name = "neighbouring channels", .s = 1, .b = 2, .heads = 4, .groups = 2, .d = 64, .interleaved = true, .k = 256},
+    {.name = "a cache of codes", .s = 1, .b = 2, .heads = 4, .groups = 2, .d = 64, .codes = true, .k = 256, .norm = RMS},
+    {.name = "heads of 24", .s = 2, .b = 2, .heads = 4, .groups = 2, .d = 24, .k = 128},
+    {.name = "12 rotated channels", .s = 1, .b = 2, .heads = 4, .groups = 2, .d = 32, .rotary = 12, .k = 128},
+    {.name = "f32", .s = 1, .b = 2, .heads = 4, .groups = 2, .d = 64, .joint = 2, .k = 128},
+    {.name = "many tokens", .s = 9, .b = 3, .heads = 4, .groups = 2, .d = 64, .k = 128},
+};
+static void check_into(te_ctx *te, const into_case *c) {
+    enum { PAGES = 3 }; /* of a sequence */
+    const joint_case *j = &joint_cases[c->joint];
+    const te_dtype dtype = j->kind ? TE_BF16 : c->dtype ? c->dtype : j->dtype, kept = c->codes ? TE_F8E4M3 : dtype;
+    const int64_t m = c->s * c->b, pages = c->paged ? PAGES * c->b : c->b, size = c->paged ? 4 : 12, groups = c->groups, d = c->d, width = (c->heads + 2 * groups) * d;
+    int32_t cu[8] = {0}, starts[8], table[8 * PAGES];
+    te_op_joint_gemm_args a = {0};
+    te_op_qkv_rope_args apart;
+    te_explanation e;
+    test_case("%s", c->name);
+    te_scope_begin(te);
+    for (int i = 0; i < c->b; i++) {
+        cu[i + 1] = cu[i] + (int32_t)(i % 2 && c->s > 1 ? c->s - 1 : c->s); /* a sequence with fewer tokens than rows */
+        starts[i] = 3 + (i == 2 ? 20 : i); /* the third has no place left */
+        for (int k = 0; k < PAGES; k++) table[PAGES * i + k] = (int32_t)(PAGES * ((i + 1) % c->b) + PAGES - 1 - k);
+    }
+    a.a = test_tensor(te, dtype, SHAPE(m, c->k), test_normal(m * c->k, 1));
+    a.count = 3, a.m = m, a.k = c->k;
+    a.scaling_a = j->scaling, a.scaling_b = j->of_weight;
+    if (j->kind && m <= 16) a.quantize_a = j->dtype, a.quantize_power_of_two = j->kind == TE_QUANT_BLOCK;
+    norm_of(te, c->norm, TE_DTYPE_NONE, &a);
+    te_tensor *packed[2] = {test_guarded(te, dtype, SHAPE(m, width)), test_guarded(te, dtype, SHAPE(m, width))}, *parts[3];
+    for (int64_t i = 0, from = 0; i < 3; from += a.product[i++].n) {
+        te_joint_product *p = &a.product[i];
+        p->n = (i ? groups : c->heads) * d;
+        te_tensor *w = test_tensor(te, dtype, SHAPE(p->n, c->k), test_normal(p->n * c->k, (uint64_t)(7 + i)));
+        if (j->kind) weight_of(te, j, TE_F8E4M3, w, p);
+        else p->b = w;
+        p->bias = i ? NULL : test_tensor(te, TE_BF16, SHAPE(p->n), test_normal(p->n, 9));
+        p->d = i ? NULL : packed[0];
+        parts[i] = te_tensor_narrow(packed[1], 1, from, p->n);
+    }
+    a.rope.format = c->sbhd ? TE_SBHD : TE_BSHD;
+    a.rope.num_heads = c->heads, a.rope.num_groups = c->groups, a.rope.head_dim = c->d;
+    a.rope.no_rope = c->none;
+    a.rope.angles.rotary_dim = c->rotary;
+    a.rope.angles.interleaved = c->interleaved;
+    a.rope.angles.attention_factor = c->rotary ? 1.25f : 0;
+    a.rope.angles.start_positions = te_tensor_from_host(te, TE_I32, SHAPE(c->b), starts);
+    if (c->table) a.rope.angles.freqs = test_tensor(te, TE_F32, SHAPE(40, c->b, 1, d), test_normal(40 * c->b * d, 5));
+    a.rope.cu_seqlens = te_tensor_from_host(te, TE_I32, SHAPE(c->b + 1), cu);
+    a.rope.cache_positions = a.rope.angles.start_positions;
+    a.rope.page_table = c->paged ? te_tensor_from_host(te, TE_I32, SHAPE(c->b, PAGES), table) : NULL;
+    apart = a.rope;
+    te_tensor *q[2], *cache[4], *factors[4];
+    const float *old = test_normal(pages * size * groups * d, 2);
+    for (int i = 0; i < 2; i++) q[i] = test_guarded(te, dtype, SHAPE(c->sbhd ? c->s : c->b, c->sbhd ? c->b : c->s, c->heads, d));
+    for (int i = 0; i < 4; i++) cache[i] = test_guarded_with(te, kept, SHAPE(pages, size, groups, d), old);
+    for (int i = 0; i < 4; i++) factors[i] = c->codes ? test_guarded_with(te, TE_F8E8M0, SHAPE(pages, size, groups), old) : NULL;
+    a.rope.q = q[0], a.rope.k_cache = cache[0], a.rope.v_cache = cache[1], a.rope.k_factors = factors[0], a.rope.v_factors = factors[1];
+    apart.q = q[1], apart.k_cache = cache[2], apart.v_cache = cache[3], apart.k_factors = factors[2], apart.v_factors = factors[3];
+    apart.qkv = packed[0];
+    REQUIRE_OK(te);
+    REQUIRE(te_explain(te, TE_OP_JOINT_GEMM, &a, "sm_90", &e) == TE_OK);
+    if (c->one_launch) CHECK_MSG(e.launches == 2 && strstr(e.kernels, "JOINT="), "%d launches: %s", e.launches, e.kernels);
+    te_op_joint_gemm(te, &a);
+    by_calls(te, &a, parts, NULL);
+    te_op_qkv_rope(te, &apart);
+    REQUIRE_OK(te);
+    check_d(te, packed[0], packed[1], c->k);
+    CHECK_BYTES("q", test_read_bytes(q[0]), test_read_bytes(q[1]), te_tensor_bytes(q[1]));
+    for (int i = 0; i < 2; i++) CHECK_BYTES(i ? "v_cache" : "k_cache", test_read_bytes(cache[i]), test_read_bytes(cache[2 + i]), te_tensor_bytes(cache[i]));
+    for (int i = 0; c->codes && i < 2; i++) CHECK_BYTES(i ? "v_factors" : "k_factors", test_read_bytes(factors[i]), test_read_bytes(factors[2 + i]), te_tensor_bytes(factors[i]));
+    te_tensor *out[] = {packed[0], q[0], cache[0], cache[1]};
+    check_norm_apart(te, &a, out, COUNT(out));
+    te_scope_end(te);
+}
+TE_TEST_DEVICES(joint_gemm_into_cache) {
+    for (int i = 0; i < COUNT(into_cases); i++) check_into(te, &into_cases[i]);
+}
+TE_TEST_DEVICES(joint_gemm_into_cache_complaints) {
+    enum { M = 2, K = 32, D = 16 };
+    te_op_joint_gemm_args good = {0}, a;
+    te_tensor *packed = te_tensor_zeros(te, TE_BF16, SHAPE(M, 4 * D)), *number = te_tensor_zeros(te, TE_I32, SHAPE(M));
+    good.a = te_tensor_zeros(te, TE_BF16, SHAPE(M, K)), good.count = 3, good.m = M, good.k = K;
+    for (int i = 0; i < 3; i++) {
+        good.product[i].n = i ? D : 2 * D;
+        good.product[i].b = te_tensor_zeros(te, TE_BF16, SHAPE(good.product[i].n, K));
+        good.product[i].d = i ? NULL : packed;
+    }
+    good.rope.q = te_tensor_zeros(te, TE_BF16, SHAPE(M, 1, 2, D));
+    good.rope.k_cache = te_tensor_zeros(te, TE_BF16, SHAPE(M, 4, 1, D)), good.rope.v_cache = te_tensor_zeros(te, TE_BF16, SHAPE(M, 4, 1, D));
+    good.rope.cu_seqlens = te_tensor_from_host(te, TE_I32, SHAPE(M + 1), (const int32_t[]){0, 1, 2}), good.rope.cache_positions = number;
+    good.rope.format = TE_BSHD, good.rope.num_heads = 2, good.rope.num_groups = 1, good.rope.head_dim = D;
+    a = good;
+    CHECK_EQ_INT(te_op_joint_gemm(te, &a), TE_OK);
+    a = good, a.rope.q = NULL, a.product[0].d = te_tensor_narrow(packed, 1, 0, 2 * D), a.product[1].d = te_tensor_narrow(packed, 1, 2 * D, D), a.product[2].d = te_tensor_narrow(packed, 1, 3 * D, D), te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "rope.k_cache is given, and rope.q NULL");
+    a = good, a.count = 2, a.product[2].b = NULL, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "rope.q is given, with count 2, activation 0 and residual NULL");
+    a = good, a.rope.qkv = packed, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "rope.qkv is given; with rope.q");
+    a = good, a.rope.interleaved_groups = true, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "rope.interleaved_groups is true");
+    a = good, a.rope.k_cache = NULL, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "rope.k_cache is NULL");
+    a = good, a.rope.num_groups = 2, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "product[1].n is 16, and rope has 2 heads of 16");
+    a = good, a.product[2].d = te_tensor_zeros(te, TE_BF16, SHAPE(M, D)), te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "rope.q and product[2].d are given; product[0].d has all three");
+    a = good, a.product[0].d = te_tensor_zeros(te, TE_BF16, SHAPE(M, 2 * D)), te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "product[0].d is [2, 32]; with rope.q, a contiguous [2, 64]");
+    a = good, a.rope.cu_seqlens = NULL, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "qkv_rope: k_cache, v_cache, cu_seqlens and cache_positions belong together");
+    a = good, a.rope.angles.rotary_dim = 3, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "3 of 16 channels are to be rotated");
+    CHECK_OK(te);
+}
+/* A graph's calls come later than the memory that their frequencies were read from. */
+TE_TEST_DEVICES(joint_gemm_in_a_graph_keeps_its_frequencies) {
+    enum { K = 64, D = 16 };
+    te_op_joint_gemm_args a = {0};
+    float freq[D / 2], *q[2];
+    te_tensor *packed = te_tensor_zeros(te, TE_BF16, SHAPE(1, 3 * D));
+    a.a = test_tensor(te, TE_BF16, SHAPE(1, K), test_normal(K, 1)), a.count = 3, a.m = 1, a.k = K;
+    for (int i = 0; i < 3; i++) {
+        a.product[i].n = D;
+        a.product[i].b = test_tensor(te, TE_BF16, SHAPE(D, K), test_normal(D * K, (uint64_t)(2 + i)));
+        a.product[i].d = i ? NULL : packed;
+    }
+    a.rope = (te_op_qkv_rope_args){.q = te_tensor_zeros(te, TE_BF16, SHAPE(1, 1, 1, D)), .k_cache = te_tensor_zeros(te, TE_BF16, SHAPE(1, 4, 1, D)),
+                                   .v_cache = te_tensor_zeros(te, TE_BF16, SHAPE(1, 4, 1, D)), .num_heads = 1, .num_groups = 1, .head_dim = D, .angles.position_offset = 5};
+    a.rope.cu_seqlens = te_tensor_from_host(te, TE_I32, SHAPE(2), (const int32_t[]){0, 1}), a.rope.cache_positions = te_tensor_zeros(te, TE_I32, SHAPE(1));
+    for (int run = 0; run < 2; run++) {
+        te_graph *g = NULL;
+        for (int i = 0; i < COUNT(freq); i++) freq[i] = 1.0f / (float)(1 + i);
+        a.rope.angles.inv_freq = freq;
+        if (run) REQUIRE(te_graph_begin(te) == TE_OK);
+        te_op_joint_gemm(te, &a);
+        if (run) {
+            g = te_graph_end(te);
+            REQUIRE(g != NULL);
+            for (int i = 0; i < COUNT(freq); i++) freq[i] = 77;
+            te_tensor_fill(a.rope.q, 0);
+            CHECK_EQ_INT(te_graph_launch(g), TE_OK);
+        }
+        REQUIRE_OK(te);
+        q[run] = test_read(a.rope.q);
+        te_graph_destroy(g);
+    }
+    CHECK_BYTES("by a graph", q[1], q[0], D * sizeof(float));
 }
 
 /* Products whose B or D are of different formats are no parts of one launch, which reads and writes one of each. D may
@@ -204,10 +486,10 @@ TE_TEST_DEVICES(joint_gemm_of_mixed_formats) {
         }
 }
 
-/* k is too long for gemv_k beside so few lines of B: each of three products quantizes A, decodes both operands and
- * splits k, and has workspaces for all of that. */
+/* k is too long for gemv_k beside so few lines of B: each of three products quantizes A, which a norm makes,
+ * decodes both operands and splits k, and has workspaces for all of that. */
 TE_TEST_DEVICES(joint_gemm_with_most_workspaces) {
     static const int64_t widths[3] = {32, 32, 48};
     for (int c = COUNT(joint_cases) - 2; c < COUNT(joint_cases); c++) /* MXFP8, NVFP4 */
-        check_joint(te, &joint_cases[c], NOTHING, TE_BF16, 3, 4, widths, 16640, false);
+        check_normed(te, &joint_cases[c], RMS, TE_DTYPE_NONE, NOTHING, TE_BF16, 3, 4, widths, 16640, false);
 }

@@ -511,11 +511,13 @@ static te_result te__gemm_plan_quantized(te__plan *p, const te_op_gemm_args *a) 
 
 /* Products of gemv_joint that share A, and the step after them (te_op_joint_gemm). */
 typedef struct te__gemm_joint {
-    const te__gemm_problem *q; /* [count] */
+    const te__gemm_problem *q; /* [count]; set by te__gemm_plan_joint */
     int count;
     te_activation activation;
     const te_tensor *residual; /* or NULL */
     te_tensor *y;              /* NULL: there is no step after the products */
+    const te__gemv_norm *norm; /* of A's rows, or NULL */
+    bool norm_early;           /* whether te__plan_keeps allows to read gamma and beta early */
 } te__gemm_joint;
 enum { TE__JOINT_PRODUCTS = 1, TE__JOINT_GATED = 2, TE__JOINT_SUM = 3 }; /* gemv_joint's option JOINT */
 
@@ -558,7 +560,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     v->d_dt = a->d->dtype;
     v->residual = te__data(j->residual);
     v->y = te__data(j->y);
-    v->early = true;
+    v->early = !j->norm || j->norm_early;
     for (i = 0; i < j->count; i++) {
         te__gemv_part *part = &v->part[i];
         te__gemm_kargs g = TE_ZERO;
@@ -590,28 +592,37 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     te__launch_option(l, "D_DT", a->d->dtype);
     te__launch_option(l, "JOINT", j->activation ? TE__JOINT_GATED : j->residual ? TE__JOINT_SUM : TE__JOINT_PRODUCTS);
     if (j->activation) te__launch_option(l, "ACT", j->activation);
+    if (j->norm) {
+        v->norm = *j->norm;
+        te__launch_option(l, "NORM", j->norm->layernorm ? 2 : 1);
+        te__launch_option(l, "W_DT", j->norm->dt);
+    }
     te__launch_size(l, te__min(te__div_up(tiles, 16 / warps), p->num_sms), 1, 1, 512, te__gemv_joint_shared(q, depth));
     p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
-    te__plan_why(p, q->high ? "products of a few rows at once: B by copies ahead into shared memory, A quantized by each "
-                              "block; codes decoded exactly into f16, to the tensor cores (mma.sync)"
-                            : "products of a few rows at once: B by copies ahead into shared memory, to the tensor cores "
-                              "(mma.sync)");
+    te__plan_why(p, q->high && j->norm
+                        ? "products of a few rows at once: B by copies ahead into shared memory, A normalized and "
+                          "quantized by each block; codes decoded exactly into f16, to the tensor cores (mma.sync)"
+                    : q->high
+                        ? "products of a few rows at once: B by copies ahead into shared memory, A quantized by each "
+                          "block; codes decoded exactly into f16, to the tensor cores (mma.sync)"
+                    : j->norm ? "products of a few rows at once: B by copies ahead into shared memory, A normalized by "
+                                "each block, to the tensor cores (mma.sync)"
+                              : "products of a few rows at once: B by copies ahead into shared memory, to the tensor "
+                                "cores (mma.sync)");
     return p->result;
 }
 
-/* Plans products that share A, and the step after them, as one launch of gemv_joint. Returns false, and has planned
- * nothing, if the kernel cannot take one of them, or if the formats of B or D differ: its options and te_joint_product
- * have one of each. */
-static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, int count, te_activation activation,
-                                const te_tensor *residual, te_tensor *y) {
+/* Plans the products a[0] .. a[joint.count - 1], which share A, with the norm before and the step after them, as one
+ * launch of gemv_joint. Returns false, and has planned nothing, if the kernel cannot take one of them, or if the
+ * formats of B or D differ: its options have one of each. */
+static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, te__gemm_joint joint) {
     enum { MOST = TE__COUNT(((te__gemv_joint_kargs *)0)->part) };
     te__gemm_codes codes[MOST];
     te__gemm_problem q[MOST];
-    te__gemm_joint joint = TE_ZERO;
     const int64_t turn = !a->quantize_a ? 64 : a->quantize_a == TE_F4E2M1 ? 256 : 128; /* the kernel's TURN */
     int i;
-    if (count > MOST || a->m == 0 || a->k == 0 || a->m > 16 || p->baseline) return false;
-    for (i = 0; i < count; i++) {
+    if (joint.count > MOST || a->m == 0 || a->k == 0 || a->m > 16 || p->baseline) return false;
+    for (i = 0; i < joint.count; i++) {
         if (a->quantize_a) te__gemm_codes_init(&codes[i], p->te, &a[i]);
         q[i] = te__gemm_problem_of(a->quantize_a ? &codes[i].product : &a[i]);
         if (a->quantize_a) q[i].high = &a[i];
@@ -625,10 +636,6 @@ static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, int count
             return false;
     }
     joint.q = q;
-    joint.count = count;
-    joint.activation = activation;
-    joint.residual = residual;
-    joint.y = y;
     te__gemm_plan_gemv_joint(p, &joint);
     return true;
 }

@@ -11,7 +11,8 @@
 // up. If `early`, they are on their way before the previous kernel of the stream has ended. A multiprocessor has room
 // for two blocks, of this kernel and of the next one.
 //
-// A is in shared memory: as it is, or quantized by each block and decoded into f16 (gemv_shared.cuh).
+// A is in shared memory: as it is, or quantized by each block and decoded into f16 (gemv_shared.cuh). NORM: each block
+// normalizes A's rows before (gemv_norm.cuh).
 //
 // With a gated activation, a group multiplies a tile of the first product and the same lines of the second one. Their
 // sums over warps are added up together.
@@ -25,6 +26,8 @@
 //          DEPTH   turns of B on their way for each warp: 1 to 3
 //          JOINT   1: several products; 2: two products and ACT, a gated te_activation; 3: one product, which is added
 //                  to `residual`
+//          NORM    1: RMSNorm of A's rows, which have 16 bits; 2: LayerNorm; 0 or undefined: none. With W_DT, the
+//                  te_dtype of gamma and beta
 //
 // Launch: any grid, block 512, shared memory by te__gemv_joint_shared.
 //
@@ -42,6 +45,15 @@
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 EIGHTS=2 WARPS=4 HIGH=3 D_DT=3 DEPTH=2 JOINT=2 ACT=8
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0|1 EIGHTS=1 WARPS=8|16 HIGH=3 D_DT=3 DEPTH=2|3 JOINT=1|3
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=2|3 JOINT=2 ACT=8
+// te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=0 D_DT=3 DEPTH=3 JOINT=1 NORM=1|2 W_DT=3
+// te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=4 HIGH=0 D_DT=3 DEPTH=3 JOINT=2 ACT=8 NORM=1 W_DT=3
+// te:row A_DT=2 B_DT=2 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=2 WARPS=1 HIGH=0 D_DT=2 DEPTH=1 JOINT=1 NORM=2 W_DT=1
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1|2 W_DT=3
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=3 JOINT=2 ACT=8 NORM=1 W_DT=3
+// te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 FOURS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 EIGHTS=2 WARPS=4 HIGH=3 D_DT=3 DEPTH=2 JOINT=2 ACT=8 NORM=2 W_DT=3
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1|2 W_DT=3
 #define SHORT_A 1
 #include "ops/gemm/epilogue.cuh"
 #include "ops/gemm/gemv_codes.cuh"
@@ -49,6 +61,9 @@
 #define THREADS 512
 #define WHOLE 1
 #include "ops/gemm/gemv_shared.cuh"
+#if NORM
+#include "ops/gemm/gemv_norm.cuh"
+#endif
 #ifdef ACT
 #include "ops/act/act.cuh"
 #endif
@@ -154,11 +169,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
     float *sums = (float *)(memory + 16 * DEPTH * SLOT); // [2][16 / WARPS][HALF][WARPS][few][16], of two units
     te_gemv_shared in(few, k.k, sums + 2 * HALF * 16 * few * 16);
     if (!k.early) te_wait();
+#if NORM
+    te_gemv_norm<NORM == 2, HIGH ? HIGH : A_DT, W_DT, THREADS / 32> norm(k.norm, k.a, k.lda, k.m, k.k);
+    norm.ask_weights();
+#endif
 #pragma unroll 1
     for (int i = 0; i < DEPTH; i++) ring.copy();
     te_follow();
     te_lead();
-    const float of_all_y = in.fill(k.a, k.lda, k.factor_a, k.q);
+    te_u32 largest = 0;
+#if NORM
+    largest = norm.rows(in.base, in.line_bytes, sums); // four floats for each of at most sixteen parts of a row
+#endif
+    const float of_all_y = in.fill(k.a, k.lda, k.factor_a, k.q, largest);
     __syncthreads();
     const int of_y = HALVES ? g & 3 : g;              // the lane's line of each set of Y
     const bool own = !HALVES || (g >> 2) == (t >> 1); // else the lane has zeros there

@@ -4,6 +4,7 @@
 // quantized are copied.
 //
 // THREADS is the number of threads of a block. WHOLE: Y's rows have whole turns, and start at multiples of 16 bytes.
+// NORM: the lines have the normalized rows of A already (gemv_norm.cuh), in order, and are quantized in place.
 //
 // A line has a slot of 16 bytes for each chunk of eight values. In a turn the four lanes of a quad read neighbouring
 // slots, so the slots are in the order [unit][chunk][lane], where each lane has the chunks that it has of X.
@@ -14,6 +15,9 @@
 #include "ops/nvfp4/nvfp4.cuh"
 #endif
 
+#ifndef NORM
+#define NORM 0
+#endif
 #define PART (SCALES == 2 ? 16 : 8)    // values that a thread quantizes at a time
 #define AT_ONCE (HIGH == 1 ? 2 : 4)    // loads of eight values that a thread waits for at once
 #define ROUND (AT_ONCE * 8 / PART)     // parts of a thread in these loads
@@ -61,9 +65,9 @@ struct te_gemv_shared {
     }
 #if BITS == 16
     // Copies Y, which has whole turns.
-    TE_DEV float fill(const void *a, te_i64 lda, float, const te__gemv_quantizing &) const {
+    TE_DEV float fill(const void *a, te_i64 lda, float, const te__gemv_quantizing &, te_u32 = 0) const {
 #pragma unroll 1
-        for (int i = threadIdx.x; i < all; i += THREADS) {
+        for (int i = threadIdx.x; i < all && !NORM; i += THREADS) {
             const int2 p = part_of(i);
             te_sts16(base + p.x * line_bytes + p.y * 16, *(const uint4 *)((const te_u16 *)a + p.x * lda + p.y * 8));
         }
@@ -73,6 +77,10 @@ struct te_gemv_shared {
     // Returns eight values of a line of A, of which those beyond k are 0.
     TE_DEV te_raw<TE_ANY> ask(const void *a, te_i64 lda, bool vector, int line, int at) const {
         te_i64 from = line * lda + at;
+        if (NORM) {
+            const uint4 u = te_lds16(base + line * line_bytes + at * 2);
+            return {{u.x, u.y, u.z, u.w}};
+        }
         if (WHOLE || (vector && at + 8 <= k)) return te_raw_ask<8>(a, from, HIGH);
         return te_raw_ask_part<8>(a, from, HIGH, k - at);
     }
@@ -86,6 +94,9 @@ struct te_gemv_shared {
             const int2 p = part_of(later);
             raw[l] = ask(a, lda, vector, p.x, p.y * PART + l % (PART / 8) * 8);
         }
+        // put() moves values within their turn, whose parts are those of half a warp. It has read them all before it
+        // writes one.
+        if (NORM) __syncwarp(0xffffu << (threadIdx.x & 16));
     }
     // Raises `most`, the bits of |x|, two numbers of 16 bits in a word, to those of eight values. NaN is ignored.
     TE_DEV void raise(te_u32 &most, const te_raw<TE_ANY> &raw) const {
@@ -108,6 +119,10 @@ struct te_gemv_shared {
             for (int l = 0; l < AT_ONCE; l++)
                 if (i + l / (PART / 8) * THREADS < all) raise(most, raw[l]);
         }
+        return over_block(most);
+    }
+    // Returns the largest |x| of all threads, of which each has raised its `most`. Waits for the block.
+    TE_DEV float over_block(te_u32 most) const {
         if (HIGH != TE_F32) {
             const te_raw<TE_ANY> two = {{most}};
             most = __float_as_uint(fmaxf(te_raw_value(two, 0, HIGH), te_raw_value(two, 1, HIGH)));
@@ -117,26 +132,30 @@ struct te_gemv_shared {
         __syncthreads();
         return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(scratch[threadIdx.x & (THREADS / 32 - 1)])));
     }
-    // Quantizes A. Returns the factor of all its values.
-    TE_DEV float fill(const void *a, te_i64 lda, float factor_a, const te__gemv_quantizing &q) const {
+    // Quantizes A. Returns the factor of all its values. `largest`: with NORM, of the values that the thread has
+    // written, as raise() has it.
+    TE_DEV float fill(const void *a, te_i64 lda, float factor_a, const te__gemv_quantizing &q,
+                      te_u32 largest = 0) const {
         const float fp8_max = Y_DT == TE_F8E4M3 ? 448.0f : 57344.0f;
         float scale = 1.0f, factor = 1.0f;
         te_raw<TE_ANY> raw[AT_ONCE] = {}; // the next parts of the thread
         bool there = false;               // whether amax has loaded the only round
 #if SCALES == 2
-        float most = amax(a, lda, q.vector, raw);
-        there = all <= ROUND * THREADS;
+        float most = NORM ? over_block(largest) : amax(a, lda, q.vector, raw);
+        there = !NORM && all <= ROUND * THREADS;
         const te_nvfp4_tensor tensor = te_nvfp4_tensor_of(most, q.code_max);
         factor = most * factor_a;
 #elif !SCALES && !BLOCK
         if (!q.scale || (q.amax && blockIdx.x == 0)) {
-            float most = amax(a, lda, q.vector, raw);
-            there = all <= ROUND * THREADS;
+            float most = NORM ? over_block(largest) : amax(a, lda, q.vector, raw);
+            there = !NORM && all <= ROUND * THREADS;
             if (!q.scale) scale = te__block_scale(most, fp8_max, q.epsilon, TE_FLT_MAX, q.power_of_two);
             else if (threadIdx.x == 0 && most > *(volatile float *)q.amax) te_atomic_amax(q.amax, most);
         }
         if (q.scale) scale = *q.scale;
         factor = __frcp_rn(scale) * factor_a;
+#elif NORM
+        __syncthreads(); // over_block waits, too
 #endif
 #pragma unroll 1
         for (int n = 0, i = threadIdx.x; i < all; n++, i += THREADS) {

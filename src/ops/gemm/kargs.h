@@ -70,6 +70,15 @@ typedef struct te__gemv_kargs {
     te__gemv_quantizing q;
 } te__gemv_kargs;
 
+/* The norm of A's rows before the products of gemv_joint (gemv_norm.cuh). */
+enum { TE__GEMV_NORM_CHUNKS = 4 };
+typedef struct te__gemv_norm {
+    const void *gamma, *beta; /* [k]; beta: or NULL */
+    float eps;
+    int zero_centered, rounded; /* as in te__norm_fwd_kargs */
+    int warps;                  /* of a row, each lane with up to TE__GEMV_NORM_CHUNKS vectors of eight elements */
+    int layernorm, dt;          /* for the options: LayerNorm or RMSNorm, and the te_dtype of gamma and beta */
+} te__gemv_norm;
 /* One of the products of gemv_joint. */
 typedef struct te__gemv_part {
     const void *b;        /* [n, k], rows at multiples of 16 bytes */
@@ -93,6 +102,7 @@ typedef struct te__gemv_joint_kargs {
     te__gemv_quantizing q;
     const void *residual; /* [m, n], or NULL */
     void *y;              /* [m, n] of D's format: the result of the step after the products, or NULL */
+    te__gemv_norm norm;   /* with NORM */
 } te__gemv_joint_kargs;
 /* The bytes of shared memory for `few` lines of k values, without the sums of two tiles of 16 lines. Each line has
  * `turns` turns of `turn` f16, and 64 bytes, so that lines start in different banks. Behind the lines are four f32

@@ -10,18 +10,20 @@ typedef struct te__gemm_codes {
     int64_t bytes[3];
 } te__gemm_codes;
 
-static void te__gemm_codes_tensor(te_ctx *te, te__gemm_codes *c, int i, te_tensor *x, te_dtype dtype, int64_t rows,
+/* Makes x, which is zero, a matrix whose memory will be memory->data. Returns its bytes. */
+static int64_t te__gemm_temporary(te_ctx *te, te_tensor *x, te__buffer *memory, te_dtype dtype, int64_t rows,
                                   int64_t columns) {
-    x->te = c->memory[i].te = te;
-    x->refs = c->memory[i].refs = 1;
-    x->buffer = &c->memory[i];
+    const int64_t bytes = te__div_up(rows * columns * te_dtype_bits(dtype), 8);
+    x->te = memory->te = te;
+    x->refs = memory->refs = 1;
+    x->buffer = memory;
     x->dtype = dtype;
     x->ndim = 2;
     x->shape[0] = rows;
     x->shape[1] = x->stride[0] = columns;
     x->stride[1] = 1;
-    c->bytes[i] = te__div_up(rows * columns * te_dtype_bits(dtype), 8);
-    c->memory[i].bytes = (size_t)c->bytes[i];
+    memory->bytes = (size_t)bytes;
+    return bytes;
 }
 static void te__gemm_codes_init(te__gemm_codes *c, te_ctx *te, const te_op_gemm_args *a) {
     const te_scaling s = a->scaling_a;
@@ -32,15 +34,15 @@ static void te__gemm_codes_init(te__gemm_codes *c, te_ctx *te, const te_op_gemm_
     g->quantize_a = TE_DTYPE_NONE;
     g->quantize_scale = NULL;
     g->quantize_amax = NULL;
-    te__gemm_codes_tensor(te, c, 0, &c->codes, a->quantize_a, a->m,
-                          te__round_up(a->k, a->quantize_a == TE_F4E2M1 ? 32 : 16));
-    te__gemm_codes_tensor(te, c, 1, &c->scale,
-                          s == TE_SCALING_MXFP8   ? TE_F8E8M0
-                          : s == TE_SCALING_NVFP4 ? TE_F8E4M3
-                                                  : TE_F32,
-                          tensor ? 1 : te__gemm_scale_rows(s, false, a->m, a->k),
-                          tensor ? 1 : te__gemm_scale_ld(s, false, a->m, a->k));
-    te__gemm_codes_tensor(te, c, 2, &c->amax, TE_F32, 1, 1);
+    c->bytes[0] = te__gemm_temporary(te, &c->codes, &c->memory[0], a->quantize_a, a->m,
+                                     te__round_up(a->k, a->quantize_a == TE_F4E2M1 ? 32 : 16));
+    c->bytes[1] = te__gemm_temporary(te, &c->scale, &c->memory[1],
+                                     s == TE_SCALING_MXFP8   ? TE_F8E8M0
+                                     : s == TE_SCALING_NVFP4 ? TE_F8E4M3
+                                                             : TE_F32,
+                                     tensor ? 1 : te__gemm_scale_rows(s, false, a->m, a->k),
+                                     tensor ? 1 : te__gemm_scale_ld(s, false, a->m, a->k));
+    c->bytes[2] = te__gemm_temporary(te, &c->amax, &c->memory[2], TE_F32, 1, 1);
     g->a = &c->codes;
     g->scale_a = &c->scale;
     if (s == TE_SCALING_NVFP4) g->amax_a = &c->amax;

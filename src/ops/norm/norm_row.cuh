@@ -6,17 +6,10 @@
 //
 //       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..
 //       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]
-//
-// The sums of x and x^2 need one pass and one barrier. The variance is sum x^2 / n - mean^2. If the mean is larger than
-// the standard deviation, digits are lost. Then a second pass sums x - mean and its square.
 #pragma once
-#include "device/vector.cuh"
 #include "ops/norm/kargs.h"
+#include "ops/norm/norm_formula.cuh"
 
-// Returns v rounded to the float format `dt`.
-TE_DEV float te_norm_rounded(float v, int dt) {
-    return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;
-}
 TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);
 }
@@ -45,7 +38,7 @@ struct __align__(16) te_norm_scratch {
 
 struct te_norm_row {
     te_raw<X_DT> x[CHUNKS];
-    float mean, rstd;
+    te_norm_moments of;
 
     // Returns the sums of x - shift and of (x - shift)^2 over the elements of this thread.
     TE_DEV float2 share(int t, int vectors, float shift) const {
@@ -53,14 +46,7 @@ struct te_norm_row {
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             if (!FULL && t + c * THREADS >= vectors) continue;
-            float2 part = make_float2(0.0f, 0.0f);
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                float d = te_raw_get(x[c], j) - shift;
-                if (LAYERNORM) part.x += d;
-                part.y = fmaf(d, d, part.y);
-            }
-            sum.x += part.x, sum.y += part.y;
+            te_norm_add_share<LAYERNORM>(sum, x[c], shift);
         }
         return sum;
     }
@@ -83,41 +69,21 @@ struct te_norm_row {
         }
         return v;
     }
-    // Computes mean and rstd from the sums of x and of x^2 over the row.
+    // Computes the moments from the sums of x and of x^2 over the row.
     TE_DEV void finish(float2 sum, int t, int vectors, float one_nth, float eps, te_norm_scratch &scratch) {
-        float variance = sum.y * one_nth;
-        mean = 0.0f;
-        if (LAYERNORM) {
-            mean = sum.x * one_nth;
-            variance = fmaf(-mean, mean, variance);
-            // the second pass is needed too if the sum of squares overflows f32, since the variance may still fit
-            if (!(mean * mean <= variance) || !(sum.y <= TE_FLT_MAX)) {
-                sum = add(share(t, vectors, mean), scratch.again);
-                sum.x *= one_nth;
-                variance = fmaf(-sum.x, sum.x, sum.y * one_nth);
-                mean += sum.x;
-            }
-        }
-        rstd = __frsqrt_rn(variance + eps);
+        if (of.first<LAYERNORM>(sum, one_nth)) of.second(add(share(t, vectors, of.mean), scratch.again), one_nth);
+        of.finish(eps);
     }
     // Computes y of vector c, before it is scaled.
     template <int G_DT>
     TE_DEV void result(int c, const te_raw<G_DT> &gamma, const te_raw<G_DT> &beta, bool centred, float y[8]) const {
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float g = te_raw_get(gamma, j), v = te_raw_get(x[c], j);
-            if (centred) g += 1.0f;
-            // The result is exactly 0 where x equals the mean. v * rstd - mean * rstd might not be.
-            float normed = (v - (LAYERNORM ? mean : 0.0f)) * rstd;
-            if (ROUNDED) normed = te_norm_rounded(normed, X_DT);
-            y[j] = LAYERNORM ? fmaf(normed, g, te_raw_get(beta, j)) : normed * g;
-        }
+        te_norm_result<LAYERNORM>(x[c], of, gamma, beta, centred, ROUNDED, y);
     }
 };
 
 TE_DEV void te_norm_stats(const te__norm_fwd_kargs &a, te_i64 row, int t, const te_norm_row &r) {
     if (t != 0) return;
-    if (LAYERNORM && a.mean) a.mean[row] = r.mean;
-    if (a.rstd) a.rstd[row] = r.rstd;
+    if (LAYERNORM && a.mean) a.mean[row] = r.of.mean;
+    if (a.rstd) a.rstd[row] = r.of.rstd;
 }
 #endif

@@ -25,10 +25,7 @@
 // te:row X_DT=1|2|3 X_VECTOR=1 X_FREQS=0|1 X_CACHED=0|1|2
 #include "device/vector.cuh"
 #include "device/coded_row.cuh"
-#include "base/sequences.h"
-#include "ops/rope/kargs.h"
-
-#define NO_ROW __int_as_float(0x7fffffff) // NaN
+#include "ops/rope/rope_pair.cuh"
 
 #ifdef X_DT
 #define DT_OF(view) X_DT
@@ -163,15 +160,15 @@ template <int W> struct te_rope_unit {
 #pragma unroll
                 for (int i = 0; i < W; i++) {
                     float *lo = i < W / 2 ? u + 2 * i : v + 2 * i - W, p = lo[0], q = lo[1];
-                    lo[0] = p * by[i].x - q * by[i].y;
-                    lo[1] = q * mate[i].x + p * mate[i].y;
+                    lo[0] = te_rope_first(p, q, by[i]);
+                    lo[1] = te_rope_second(p, q, mate[i]);
                 }
             } else {
 #pragma unroll
                 for (int i = 0; i < W; i++) {
                     float p = u[i], q = v[i];
-                    u[i] = p * by[i].x - q * by[i].y;
-                    v[i] = q * mate[i].x + p * mate[i].y;
+                    u[i] = te_rope_first(p, q, by[i]);
+                    v[i] = te_rope_second(p, q, mate[i]);
                 }
             }
         }
@@ -180,14 +177,6 @@ template <int W> struct te_rope_unit {
         if (cy >= 0) te_rope_store<W>(dst, to + cy, dst_dt, v);
     }
 };
-
-// Returns the cosine and the sine of an angle. Both are multiplied by attention_factor, and the sine also by the
-// direction.
-TE_DEV float2 te_rope_turn(const te__rope_kargs &a, float angle) {
-    float s, c;
-    sincosf(angle, &s, &c);
-    return make_float2(c * a.attention_factor, s * a.attention_factor * a.direction);
-}
 
 // Rounds x to a number of format dt.
 TE_DEV float te_rope_rounded(float x, int dt) {
@@ -218,7 +207,7 @@ TE_DEV_CALL void te_rope_coded_rows(const te__rope_kargs &a, const te_rope_token
                              const int angle = token * a.half + pair % width * (a.half / width) + pair / width;
                              const float y = te_load(a.packed.p, from + other, DT_OF(a.packed));
                              const float2 by = second && FREQS ? mates[angle] : table[angle];
-                             return te_rope_rounded(second ? x * by.x + y * by.y : x * by.x - y * by.y,
+                             return te_rope_rounded(second ? te_rope_second(y, x, by) : te_rope_first(x, y, by),
                                                     DT_OF(a.packed));
                          });
     }
@@ -248,7 +237,7 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *tabl
             table[to] = make_float2(of_x.x, back ? of_y.y : of_x.y);
             mates[to] = make_float2(of_y.x, back ? of_x.y : of_y.y);
         } else {
-            table[to] = te_rope_turn(a, __fmul_rn((float)position * a.position_scale, a.inv_freq[pair]));
+            table[to] = te_rope_turn(a, te_rope_angle(a, position, pair));
         }
     }
     __syncthreads();

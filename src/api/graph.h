@@ -42,6 +42,10 @@
  * On CUDA, no thread may use the legacy default stream of the same CUcontext during a capture. Such use makes the
  * driver end the capture, and te_graph_end then returns NULL with an error.
  *
+ * On CUDA, a kernel of the graph may read what no operation of the graph has written, weights say, while the kernels
+ * before it still run. So a kernel of your own in the capture must not write tensors that later operations read: let it
+ * write a tensor of its own, and copy that (te_tensor_copy).
+ *
  * On the CPU a launch runs the operations one by one. The rules and the bits are the same. */
 
 /* Begins a capture: until te_graph_end, calls are recorded and not run. Syncs.

@@ -177,7 +177,7 @@ static bool te__kernel_follows(const char *family, const char *kernel) {
 
 /* ---- units: a kernel and everything it includes -------------------------------------------------------------- */
 
-enum { TE__MAX_UNIT_FILES = 24 };
+enum { TE__MAX_UNIT_FILES = 32 };
 typedef struct te__unit {
     const te__kernel_file *file[TE__MAX_UNIT_FILES]; /* the kernel's own file comes first */
     int num_files;

@@ -49,8 +49,8 @@ TE_DEV void te_wait() {
 // Waits until all earlier kernels in the stream have ended and their writes are visible. A kernel with this call is
 // launched early: its blocks may start while the previous kernel ends (programmatic dependent launch).
 // Write the call as a statement of its own at the top level of a kernel. Before the call, the kernel must not access
-// device memory other than its arguments, and bytes of which its plan knows that no kernel of the same graph has written
-// them (te__plan_keeps, core/plan.c).
+// device memory other than its arguments, and bytes of which its plan knows that no kernel of the same graph has
+// written them (te__plan_keeps, core/plan.c).
 // Afterwards, a kernel of at most 64 blocks lets the next kernel start. A larger kernel does so only at its end,
 // because waiting blocks slow down running ones (tests/bench/notes.md). The next kernel waits for this kernel in its
 // own te_follow, so the order stays safe.

@@ -517,6 +517,8 @@ typedef struct te__gemm_joint {
     const te_tensor *residual; /* or NULL */
     te_tensor *y;              /* NULL: there is no step after the products */
     const te__gemv_norm *norm; /* of A's rows, or NULL */
+    const void *rope;          /* te__rope_kargs, by which queries, keys and values are rotated; or NULL */
+    size_t rope_bytes;
     bool norm_early;           /* whether te__plan_keeps allows to read gamma and beta early */
 } te__gemm_joint;
 enum { TE__JOINT_PRODUCTS = 1, TE__JOINT_GATED = 2, TE__JOINT_SUM = 3 }; /* gemv_joint's option JOINT */
@@ -536,8 +538,8 @@ static int te__gemv_joint_depth(const te__plan *p, const te__gemm_problem *q) {
     while (depth > 1 && !te__plan_fits(p, te__gemv_joint_shared(q, depth), 2)) depth--;
     return depth;
 }
-/* Returns the number of warps that share a tile, of `tiles` that are multiplied at the same time: as few as fill the GPU
- * with blocks of sixteen warps, because each tile costs a warp some work; but no more than have a turn. */
+/* Returns the number of warps that share a tile, of `tiles` that are multiplied at the same time: as few as fill the
+ * GPU with blocks of sixteen warps, because each tile costs a warp some work; but no more than have a turn. */
 static int te__gemv_joint_warps(const te__plan *p, int64_t tiles, int64_t turns) {
     int warps = 16;
     while (warps > 1 && (warps > turns || tiles * (warps / 2) >= 15 * (int64_t)p->num_sms)) warps /= 2;
@@ -548,7 +550,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     const te__gemm_problem *q = j->q;
     const te_op_gemm_args *a = q->args, *of_a = q->high ? q->high : a;
     te__launch *l = te__plan_launch(p, "gemm", "gemv_joint");
-    te__gemv_joint_kargs *v = TE__KARGS(p, l, te__gemv_joint_kargs);
+    te__gemv_joint_kargs *v = (te__gemv_joint_kargs *)te__plan_args(p, l, sizeof(*v) + j->rope_bytes);
     const int64_t turn = te__dtype_size(q->b.dtype) == 2 ? 64 : te__gemv_turn(q);
     const int depth = te__gemv_joint_depth(p, q);
     int64_t tiles = 0;
@@ -560,6 +562,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     v->d_dt = a->d->dtype;
     v->residual = te__data(j->residual);
     v->y = te__data(j->y);
+    if (j->rope) memcpy(v + 1, j->rope, j->rope_bytes);
     v->early = !j->norm || j->norm_early;
     for (i = 0; i < j->count; i++) {
         te__gemv_part *part = &v->part[i];
@@ -597,6 +600,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
         te__launch_option(l, "NORM", j->norm->layernorm ? 2 : 1);
         te__launch_option(l, "W_DT", j->norm->dt);
     }
+    if (j->rope) te__launch_option(l, "ROPE", 1);
     te__launch_size(l, te__min(te__div_up(tiles, 16 / warps), p->num_sms), 1, 1, 512, te__gemv_joint_shared(q, depth));
     p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
     te__plan_why(p, q->high && j->norm

@@ -1,6 +1,6 @@
 // ops/gemm/gemv_codes.cuh: the units of k in which gemv_k and gemv_joint read two operands, and their products on
-// tensor cores. gemv_k.cu says which lane has which values. The options A_DT, B_DT, SHORT_A, SCALES, and EIGHTS or FOURS
-// are the kernel's.
+// tensor cores. gemv_k.cu says which lane has which values. The options A_DT, B_DT, SHORT_A, SCALES, and EIGHTS or
+// FOURS are the kernel's.
 #pragma once
 #include "ops/gemm/decode.cuh"
 

@@ -3,13 +3,13 @@
 //
 // A tile is sixteen lines (rows) of one B. WARPS warps multiply a tile. Warp w takes the turns w, w + WARPS and so on,
 // as in gemv_k. A block has sixteen warps: groups of WARPS, which have tiles of their own. A decoding step consists of
-// many such launches, each of a few microseconds. So instructions count: before the first product, for each tile, and in
-// the size of the code, which the instruction caches must fetch.
+// many such launches, each of a few microseconds. So instructions count: before the first product, for each tile, and
+// in the size of the code, which the instruction caches must fetch.
 //
 // Each lane copies the pieces of B that it will read itself into shared memory (cp.async), DEPTH turns ahead, from one
-// tile into the next. So bytes of B are always on their way, also while A is read and quantized and while sums are added
-// up. If `early`, they are on their way before the previous kernel of the stream has ended. A multiprocessor has room
-// for two blocks, of this kernel and of the next one.
+// tile into the next. So bytes of B are always on their way, also while A is read and quantized and while sums are
+// added up. If `early`, they are on their way before the previous kernel of the stream has ended. A multiprocessor has
+// room for two blocks, of this kernel and of the next one.
 //
 // A is in shared memory: as it is, or quantized by each block and decoded into f16 (gemv_shared.cuh). NORM: each block
 // normalizes A's rows before (gemv_norm.cuh).
@@ -26,8 +26,10 @@
 //          DEPTH   turns of B on their way for each warp: 1 to 3
 //          JOINT   1: several products; 2: two products and ACT, a gated te_activation; 3: one product, which is added
 //                  to `residual`
-//          NORM    1: RMSNorm of A's rows, which have 16 bits; 2: LayerNorm; 0 or undefined: none. With W_DT, the
-//                  te_dtype of gamma and beta
+//          NORM    1: RMSNorm of A's rows, which have 16 bits; 2: LayerNorm; 0 or undefined: none
+//          W_DT    with NORM: te_dtype of gamma and beta
+//          ROPE    1, with JOINT=1: queries, keys and values, which are rotated and written to a cache besides D
+//                  (gemv_rotate.cuh). te__rope_kargs stand behind the other arguments
 //
 // Launch: any grid, block 512, shared memory by te__gemv_joint_shared.
 //
@@ -54,6 +56,12 @@
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 FOURS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 EIGHTS=2 WARPS=4 HIGH=3 D_DT=3 DEPTH=2 JOINT=2 ACT=8 NORM=2 W_DT=3
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1|2 W_DT=3
+// te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8|16 HIGH=0 D_DT=3 DEPTH=3 JOINT=1 ROPE=1
+// te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=0 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
+// te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 FOURS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
 #define SHORT_A 1
 #include "ops/gemm/epilogue.cuh"
 #include "ops/gemm/gemv_codes.cuh"
@@ -66,6 +74,24 @@
 #endif
 #ifdef ACT
 #include "ops/act/act.cuh"
+#endif
+#ifndef ROPE
+#define ROPE 0
+#endif
+#if ROPE
+#include "ops/gemm/gemv_rotate.cuh"
+struct te_joint_kargs {
+    te__gemv_joint_kargs k;
+    te__rope_kargs rope;
+};
+// Returns what stands behind k.
+TE_DEV const te__rope_kargs &te_joint_rope(const te__gemv_joint_kargs &k) {
+    return ((const te_joint_kargs *)&k)->rope;
+}
+#else
+struct te_joint_kargs {
+    te__gemv_joint_kargs k;
+};
 #endif
 
 #define GROUPS (16 / WARPS)
@@ -86,6 +112,14 @@ struct te_joint_unit {
         if (JOINT == 1) product = (n >= k.part[0].tiles) + (n >= k.part[1].tiles);
         line = (n - (product ? k.part[product - 1].tiles : 0)) * 16;
         return n < k.part[JOINT == 1 ? 2 : 0].tiles; // parts that are missing repeat the last one
+    }
+    // Returns the line of B that is line i of the tile.
+    TE_DEV int line_of(const te__gemv_joint_kargs &k, int i) const {
+#if ROPE
+        return te_rotate_line(te_joint_rope(k), product, line, i);
+#else
+        return line + i;
+#endif
     }
 };
 
@@ -110,12 +144,13 @@ struct te_joint_ring {
     TE_DEV void open() {
         const te__gemv_part &p = k.part[JOINT == 2 ? half : unit.product];
         const int lane = threadIdx.x & 31;
-        const int line = min(unit.line + (lane >> 2), p.n - 1), other = min(unit.line + (lane >> 2) + 8, p.n - 1);
+        const int line = min(unit.line_of(k, lane >> 2), p.n - 1);
+        const int other = min(unit.line_of(k, 8 + (lane >> 2)), p.n - 1);
         codes = (const te_u8 *)p.b + line * p.ldb + 16 * (lane & 3) + warp * 128;
         eight = (other - line) * (int)p.ldb;
         if (SCALES)
             scales = (const te_u8 *)p.block_b + warp * STEP +
-                     te__group_scale_at(SWIZZLED, 0, p.ld_block_b, min(unit.line + (lane & 15), p.n - 1), 0);
+                     te__group_scale_at(SWIZZLED, 0, p.ld_block_b, min(unit.line_of(k, lane & 15), p.n - 1), 0);
         left = each;
     }
     // Starts the copies of the next turn, over the oldest one, which all lanes have read.
@@ -161,7 +196,8 @@ TE_DEV float te_joint_rounded(float v) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 : 2)
-    te_gemv_joint(const __grid_constant__ te__gemv_joint_kargs k) {
+    te_gemv_joint(const __grid_constant__ te_joint_kargs kargs) {
+    const te__gemv_joint_kargs &k = kargs.k;
     extern __shared__ __align__(16) te_u8 memory[];
     const int warp = (threadIdx.x >> 5) % WARPS, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     const int few = k.m, group = threadIdx.x / (32 * WARPS);
@@ -272,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
 #pragma unroll 1
     for (bool there = unit.open(k, te_joint_unit::first()); there; odd ^= 1) {
         const te__gemv_part &p = k.part[unit.product];
-        const int column = unit.line + line;
+        const int column = unit.line_of(k, line);
         const bool mine = row < few && column < p.n;
         // asked for before the products, which hide the time of these loads
         float of_b[HALF] = {}, bias[HALF] = {}, residual = 0.0f;
@@ -282,6 +318,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
             of_b[h] = q.scale_b ? *q.scale_b : 1.0f;
             if (mine && q.bias) te_gemm_load<1>(q.bias, column, q.bias_dt, bias + h);
         }
+#if ROPE
+        te_rotated rotated;
+        if (mine) rotated = te_rotate_ask(kargs.rope, unit.product, column, row);
+#endif
         if (JOINT == 3 && mine) residual = te_load(k.residual, (te_i64)row * p.n + column, D_DT);
         float *of_unit = sums + odd * (HALF * 16 * few * 16);
 #pragma unroll 1
@@ -339,6 +379,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
             const te_i64 at = (te_i64)r * p.n + column;
 #if JOINT == 2
             te_store(k.y, at, D_DT, te_act_gate(ACT, v[0], v[1], te__act_rule{}));
+#elif ROPE
+            if (r != row) rotated = te_rotate_ask(kargs.rope, unit.product, column, r);
+            // half a warp has the lines of a row
+            te_rotate_put(rotated, v[0], __shfl_xor_sync(0xffffu << (threadIdx.x & 16), v[0], 8), D_DT);
 #elif JOINT == 3
             if (r != row) residual = te_load(k.residual, at, D_DT);
             te_store(k.y, at, D_DT, residual + v[0]);

@@ -1,7 +1,7 @@
-// ops/gemm/gemv_shared.cuh: the short operand Y of gemv_k and gemv_joint in shared memory, decoded into f16 once for all
-// warps of a block. Its codes come from memory or, with HIGH, from quantizing its numbers as the families cast, block,
-// mxfp8 and nvfp4 do. Each block quantizes all of Y, and reads it from the L2 cache. Numbers of 16 bits that are not
-// quantized are copied.
+// ops/gemm/gemv_shared.cuh: the short operand Y of gemv_k and gemv_joint in shared memory, decoded into f16 once for
+// all warps of a block. Its codes come from memory or, with HIGH, from quantizing its numbers as the families cast,
+// block, mxfp8 and nvfp4 do. Each block quantizes all of Y, and reads it from the L2 cache. Numbers of 16 bits that are
+// not quantized are copied.
 //
 // THREADS is the number of threads of a block. WHOLE: Y's rows have whole turns, and start at multiples of 16 bytes.
 // NORM: the lines have the normalized rows of A already (gemv_norm.cuh), in order, and are quantized in place.
@@ -130,7 +130,8 @@ struct te_gemv_shared {
         most = __reduce_max_sync(0xffffffffu, most); // of floats that are not negative, also as integers
         if ((threadIdx.x & 31) == 0) scratch[threadIdx.x >> 5] = __uint_as_float(most);
         __syncthreads();
-        return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(scratch[threadIdx.x & (THREADS / 32 - 1)])));
+        most = __float_as_uint(scratch[threadIdx.x & (THREADS / 32 - 1)]);
+        return __uint_as_float(__reduce_max_sync(0xffffffffu, most));
     }
     // Quantizes A. Returns the factor of all its values. `largest`: with NORM, of the values that the thread has
     // written, as raise() has it.

@@ -27,12 +27,26 @@ static te_result te__joint_plan_rope(te__plan *p, const te_op_joint_gemm_args *a
     return te__cuda_plan_qkv_rope(p, &r.args);
 }
 
+/* Returns whether gemv_joint can rotate the results: into caches of D's format, in tiles of whole pairs
+ * (gemv_rotate.cuh). Sets *k. */
+static bool te__joint_rope_fits(const te_op_joint_gemm_args *a, te__rope_kargs *k) {
+    const int dt = (int)a->product[0].d->dtype;
+    te__joint_rope r;
+    te__joint_rope_of(&r, a);
+    te__qkv_rope_problem(k, &r.args, false);
+    return !k->coded && !k->interleaved && k->d % 16 == 0 && k->half % 8 == 0 && k->q.dt == dt && k->k.dt == dt &&
+           k->v.dt == dt &&
+           /* a tile has the scales of one block */
+           (a->scaling_b != TE_SCALING_BLOCK_2D || k->half == 0 || 128 % k->d == 0);
+}
+
 /* Plans the products and the step after them, of rows that `norm` makes of A if it is not NULL. Returns false, and has
  * planned nothing, if that needs more than one launch. */
 static bool te__joint_plan_one(te__plan *p, const te_op_joint_gemm_args *a, const te__gemv_norm *norm) {
     te_op_gemm_args product[TE__COUNT(((te_op_joint_gemm_args *)0)->product)];
     te_tensor d[TE__COUNT(((te_op_joint_gemm_args *)0)->product)];
     te__gemm_joint joint = TE_ZERO;
+    te__rope_kargs rope;
     int i;
     for (i = 0; i < a->count; i++) product[i] = te__joint_product(a, i, &d[i]);
     joint.count = a->count;
@@ -41,8 +55,12 @@ static bool te__joint_plan_one(te__plan *p, const te_op_joint_gemm_args *a, cons
     joint.y = a->y;
     joint.norm = norm;
     joint.norm_early = te__plan_keeps(p, a->norm_weight) && te__plan_keeps(p, a->norm_bias);
+    if (a->rope.q && te__joint_rope_fits(a, &rope)) {
+        joint.rope = &rope;
+        joint.rope_bytes = sizeof(rope);
+    }
     if (!te__gemm_plan_joint(p, product, joint)) return false;
-    if (a->rope.q) te__joint_plan_rope(p, a);
+    if (a->rope.q && !joint.rope) te__joint_plan_rope(p, a);
     return true;
 }
 static te_result te__joint_plan_products(te__plan *p, const te_op_joint_gemm_args *a) {

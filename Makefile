@@ -47,6 +47,7 @@ help:
 	@echo 'make run         trains a small GPT twice, in BF16 and in FP8        (ARGS="--steps 100 file ...")'
 	@echo 'make moe         trains a mixture of experts in FP8, as a graph       (ARGS=300: steps)'
 	@echo 'make test        runs every test that this machine can run           (ARGS="norm gelu" for some; JOBS=1: in one process)'
+	@echo 'make ranks       trains with the examples in 1, 2 and 4 ranks on the CPU; make launchers: under torchrun and mpirun (pip: 0.6 GB)'
 	@echo 'make pack        writes te.h and te_kernels.cu.inc from src/'
 	@echo 'make check-pack  fails if they are stale'
 	@echo 'make tools       te_info, te_explain, te_warm, te_bench, te_automodel, in build/'
@@ -160,6 +161,14 @@ moe: $(BUILD)/moe
 
 short: $(BUILD)/train_gpt $(BUILD)/moe $(BUILD)/minimal
 	@tests/run_short.sh $(BUILD)/train_gpt $(BUILD)/moe $(BUILD)/minimal
+
+# The examples in ranks, over the library that stands in for NCCL; and under launchers that pip has, which are not needed otherwise.
+ranks: $(BUILD)/train_gpt $(BUILD)/llama $(BUILD)/nccl_stand_in.so
+	@tests/run_ranks.sh $(BUILD) $(ARGS)
+
+launchers: $(BUILD)/train_gpt $(BUILD)/llama $(BUILD)/nccl_stand_in.so $(BUILD)/models/installed
+	@tests/dist/launchers.sh $(PYTHON) $(BUILD)
+.PHONY: ranks launchers
 
 # ---- tools: a tool without an implementation of its own gets the development build's -----------------------------------
 

@@ -4,11 +4,14 @@
  *     ./llama FOLDER --ids FILE --generate 20            continues each greedily, by so many ids; --batch 8: so many sequences of one length together
  *     ./llama FOLDER --train FILE --steps 100 --out NEW  trains, and writes a folder that transformers opens; --help lists the options
  *
+ * Started by torchrun, mpirun or srun, ranks train it together (ranks.h).
+ *
  * Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma 1 to 3 (text), Phi-3. Ids come from the tokenizer of the model, which is the caller's. */
 #define _POSIX_C_SOURCE 200809L
 #define TE_IMPLEMENTATION
 #include "te.h"
 
+#include "ranks.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +26,7 @@ static te_ctx *te;
 
 static struct {
     const char *folder, *ids, *logits, *grads, *dtype, *recipe, *device, *train, *out, *cache_dtype;
-    int generate, batch, steps;
+    int generate, batch, steps, sequences;
     double lr;
     bool exact, no_cache, checkpoint, quantized_weights, resume, times;
 } opt = {.batch = 1, .steps = 100, .lr = 1e-5};
@@ -42,7 +45,13 @@ static const struct option {
     {"--batch", COUNT, &opt.batch, "continue so many sequences together, neighbours in the file and of one length (1)"},
     {"--no-cache", FLAG, &opt.no_cache, "compute all positions anew for each of them"},
     {"--cache-dtype", TEXT, &opt.cache_dtype, "format of the cache of --generate: fp8 (E4M3), or that of the parameters"},
-    {"--train", TEXT, &opt.train, "file of sequences to train on, one a step, in turn"},
+    {"--train", TEXT, &opt.train, "file of sequences to train on, in turn"},
+    {"--sequences", COUNT, &opt.sequences, "sequences of a training step (one for each rank that has its own, see --dp and --ep)"},
+    {"--tp", COUNT, &layout.tp, "ranks that share each layer (1)"},
+    {"--cp", COUNT, &layout.cp, "ranks that share each sequence (1)"},
+    {"--ep", COUNT, &layout.ep, "ranks that share the experts, and have sequences of their own (1)"},
+    {"--dp", COUNT, &layout.dp, "ranks that have sequences of their own (those that are left)"},
+    {"--shard", FLAG, &layout.shard, "these ranks keep slices of parameters and optimizer states: less memory"},
     {"--steps", COUNT, &opt.steps, "training steps (100)"},
     {"--lr", NUMBER, &opt.lr, "learning rate (1e-5)"},
     {"--out", TEXT, &opt.out, "folder for the trained model"},
@@ -86,6 +95,8 @@ static void read_options(int argc, char **argv) {
     if (opt.train && !opt.out) die("--train needs --out, the folder for the trained model");
     if (opt.train && (opt.logits || opt.grads || opt.generate)) die("%s is of --ids, not of --train", opt.logits ? "--logits" : opt.grads ? "--grads" : "--generate");
     if (!opt.train && (opt.out || opt.resume)) die("%s is of --train, not of --ids", opt.out ? "--out" : "--resume");
+    if (!opt.train && (opt.sequences || layout.cp > 1 || layout.shard)) die("%s is of --train, not of --ids", opt.sequences ? "--sequences" : layout.shard ? "--shard" : "--cp");
+    if (layout.shard && (layout.tp > 1 || layout.ep > 1)) die("--shard with %s: a checkpoint of both is not there yet; --shard goes with --dp and --cp", layout.tp > 1 ? "--tp" : "--ep");
     if (opt.generate && (opt.logits || opt.grads)) die("%s is of a loss, and --generate computes none", opt.logits ? "--logits" : "--grads");
     if ((opt.no_cache || opt.batch != 1) && !opt.generate) die("%s is of --generate", opt.no_cache ? "--no-cache" : "--batch");
     if (opt.batch < 1) die("--batch %d: at least one sequence is continued at a time", opt.batch);
@@ -168,8 +179,21 @@ static bool checkpoint_layers(void *user, te_module *m) {
     if (!strcmp(te_module_get_class(m)->name, "DecoderLayer")) te_module_set_checkpoint(m, true);
     return true;
 }
+static bool share_experts(void *user, te_module *m) {
+    (void)user;
+    return strcmp(te_module_get_class(m)->name, "LinearExperts") || share_unit(m, dist.expert_data) == TE_OK;
+}
+static bool share_layer(void *user, te_module *m) {
+    (void)user;
+    return strcmp(te_module_get_class(m)->name, "DecoderLayer") || share_unit(m, dist.data) == TE_OK;
+}
+static void share_model(void) { /* units are made from below: experts, which fewer ranks have, then layers */
+    if (dist.expert) te_module_visit(model, share_experts, NULL);
+    te_module_visit(model, share_layer, NULL);
+    share_unit(model, dist.data);
+}
 static void open_model(void) {
-    te_hf_desc desc = {0};
+    te_hf_desc desc = {.dist = &dist};
     for (int dtype = TE_F32; opt.dtype && dtype <= TE_BF16; dtype++)
         if (!strcmp(te_dtype_name((te_dtype)dtype), opt.dtype)) desc.params_dtype = (te_dtype)dtype;
     if (opt.dtype && !desc.params_dtype) die("--dtype %s: there are f32, f16 and bf16", opt.dtype);
@@ -184,6 +208,8 @@ static void open_model(void) {
     check();
     te_module_train(model, opt.train != NULL);
     if (opt.checkpoint) te_module_visit(model, checkpoint_layers, NULL);
+    if (opt.train && dist.size > 1) share_model(), te_dist_seed(te, &dist, 1);
+    check();
 }
 static int64_t vocabulary_of_model(void) { return te_tensor_shape(te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight"))[0]; }
 
@@ -351,39 +377,80 @@ static void generate_all(sequences *s) {
 
 /* ---- training ---- */
 
+/* This rank's part of the mean loss of a sequence: of all of its targets, or of those in its chunks. */
+static te_tensor *part_of_loss(const sequence *q) {
+    const int n = (q->n - 1 + chunks_of_sequence() - 1) / chunks_of_sequence() * chunks_of_sequence();
+    int32_t *ids = calloc(2 * (size_t)n, sizeof *ids), *targets = ids + n;
+    for (int i = 0; i < n; i++) targets[i] = -100; /* of padding: no loss */
+    memcpy(ids, q->ids, (size_t)(q->n - 1) * sizeof *ids);
+    memcpy(targets, q->ids + 1, (size_t)(q->n - 1) * sizeof *ids);
+    te_tensor *x = own_tokens(te_tensor_from_host(te, TE_I32, 2, (int64_t[]){1, n}, ids), TE_BSHD);
+    te_tensor *y = own_tokens(te_tensor_from_host(te, TE_I32, 2, (int64_t[]){1, n}, targets), TE_BSHD);
+    free(ids);
+    te_tensor *each = te_cross_entropy(logits_of(x, NULL, 0), y, &(te_cross_entropy_desc){.no_reduce_loss = true});
+    return te_scale(te_mean_all(each), (float)te_tensor_numel(y) / (float)(q->n - 1));
+}
+/* Trains on this rank's sequences of a step, which follow on the first `seen` of all. Returns the mean loss of all ranks' sequences. */
+static double train_step(te_optimizer *adam, const sequences *s, int64_t seen) {
+    const int own = opt.sequences / dist.data_size;
+    te_tensor *sum = te_tensor_zeros(te, TE_F32, 1, (int64_t[]){1});
+    for (int i = 0; i < own; i++) {
+        const bool last = i == own - 1; /* gradients are exchanged once */
+        if (dist.size > 1) te_fsdp_set_state(model, (te_fsdp_state){last, last, last});
+        te_tensor *loss = te_scale(part_of_loss(&s->all[(seen + dist.data_rank * own + i) % s->count]), 1.0f / (float)own);
+        te_backward(loss);
+        sum = te_add(sum, te_tensor_detach(loss));
+    }
+    te_optimizer_step(adam);
+    return te_tensor_item(sum_of_ranks(sum)) / dist.data_size;
+}
+/* Writes the folder; ranks gather what each has a part of. */
+static void save_model(void) {
+    if (layout.shard) te_fsdp_unshard(model);
+    te_hf_save(model, opt.out);
+    if (layout.shard) te_fsdp_reshard(model);
+    check();
+}
 static void train(sequences *s) {
     for (int i = 0; i < s->count; i++)
         if (s->all[i].n < 2) die("%s: sequence %d has one id; there is nothing to predict", opt.train, i);
-    char state[4096]; /* optimizer, scales and exact weights beside the model, for --resume */
+    char state[4096], seen_text[24]; /* state: optimizer, scales and exact weights beside the model, for --resume */
     te_optimizer *adam = te_fused_adam_create(te, model, &(te_fused_adam_desc){.lr = (float)opt.lr});
-    snprintf(state, sizeof state, "%s/training.safetensors", opt.out);
-    if (opt.resume) te_model_load(te, state, model, adam);
+    if (dist.expert) snprintf(state, sizeof state, "%s/training.experts-%d-of-%d.safetensors", opt.out, te_group_rank(dist.expert), te_group_size(dist.expert));
+    else snprintf(state, sizeof state, "%s/training.safetensors", opt.out);
+    int64_t seen = 0; /* sequences, by all ranks: those of a file are read in turn, whatever the layout */
+    if (opt.resume) {
+        te_model_load(te, state, model, adam);
+        te_model_metadata(te, state, "sequences", seen_text, sizeof seen_text);
+        check();
+        seen = strtoll(seen_text, NULL, 10);
+        if (dist.size > 1) te_dist_seed(te, &dist, 1);
+    }
     te_optimizer_set_lr(adam, (float)opt.lr);
-    te_hf_save(model, opt.out); /* a folder that cannot be written shows before the work is done */
-    check();
-    for (int step = (int)te_optimizer_steps(adam); step < opt.steps; step++) {
-        const sequence *q = &s->all[step % s->count];
+    save_model(); /* a folder that cannot be written shows before the work is done */
+    for (int step = (int)te_optimizer_steps(adam); step < opt.steps; step++, seen += opt.sequences) {
         double start = now();
         te_scope_begin(te);
-        te_tensor *loss = loss_of(logits_of(tensor_of(q, 1), NULL, 0), q);
-        te_backward(loss);
-        te_optimizer_step(adam);
-        printf("step %d loss %.9g\n", step + 1, te_tensor_item(loss));
+        printf("step %d loss %.9g\n", step + 1, train_step(adam, s, seen));
         te_synchronize(te);
         tell_time(start);
         te_scope_end(te);
         check();
     }
-    te_hf_save(model, opt.out);
-    te_model_save(te, state, model, adam, NULL, 0);
+    save_model();
+    snprintf(seen_text, sizeof seen_text, "%lld", (long long)seen);
+    save_together(te, state, model, adam, &(te_metadata){"sequences", seen_text}, 1);
     check();
     te_optimizer_destroy(adam);
 }
 
 int main(int argc, char **argv) {
     read_options(argc, argv);
-    te = te_ctx_create(&(te_ctx_desc){.device = opt.device, .exact_f32 = opt.exact});
-    check();
+    te = open_own_device((te_ctx_desc){.device = opt.device, .exact_f32 = opt.exact});
+    join_ranks(te), check();
+    if (dist.rank > 0 && !freopen("/dev/null", "w", stdout)) die("cannot write to /dev/null"); /* one rank tells of all */
+    if (!opt.sequences) opt.sequences = dist.data_size;
+    if (opt.sequences % dist.data_size) die("--sequences %d: %d ranks have sequences of their own (--dp times --ep), and must divide them", opt.sequences, dist.data_size);
     open_model();
     sequences s = read_sequences(opt.train ? opt.train : opt.ids, vocabulary_of_model());
     if (opt.train) {
@@ -395,6 +462,7 @@ int main(int argc, char **argv) {
     }
     free_sequences(&s);
     te_module_destroy(model);
+    te_dist_finish(&dist);
     te_ctx_destroy(te);
     return 0;
 }

@@ -5,13 +5,15 @@
  *
  * OUT gets loss.csv, loss.svg and the checkpoints model.safetensors (low precision) and bf16.safetensors, each with optimizer and
  * scaling state; with --inspect also inspect.csv and inspect.svg, what quantization did to every operand of every product.
- * After Ctrl-C or a crash, --resume with the same options goes on to the same losses, bit for bit; with more --steps it goes on after the end. */
+ * After Ctrl-C or a crash, --resume with the same options goes on to the same losses, bit for bit; with more --steps it goes on after the end.
+ * Under torchrun, mpirun or srun several ranks train it together (ranks.h); --resume goes on in another layout as well. */
 #define _POSIX_C_SOURCE 200809L
 #define TE_IMPLEMENTATION
 #include "te.h"
 
 #include "curves.h"
 #include "inspect.h"
+#include "ranks.h"
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>
@@ -48,7 +50,11 @@ static double now(void) {
     X(int, batch, "16", "8", "sequences a step")              \
     X(double, lr, "1e-3", "2e-4", "highest learning rate")    \
     X(int, seed, "1234", "1234", "of weights and batches")    \
-    X(int, sample, "300", "300", "bytes to write at the end")
+    X(int, sample, "300", "300", "bytes to write at the end") \
+    X(int, tp, "1", "1", "ranks that share each layer")       \
+    X(int, cp, "1", "1", "ranks that share each sequence")    \
+    X(int, ep, "1", "1", "ranks that would share experts: a GPT has none, so they have batches of their own") \
+    X(int, dp, "0", "0", "ranks with batches of their own; 0: those that are left")
 #define FIELD(type, name, cpu, gpu, help) type name;
 #define READ(type, name, cpu, gpu, help) opt.name = (type)number(argv, #name, te_ctx_is_cuda(te) ? gpu : cpu, help);
 static struct {
@@ -137,6 +143,7 @@ static te_module *gpt_create(void) {
         .hidden_size = opt.hidden, .ffn_hidden_size = (opt.hidden * 8 / 3 + 127) / 128 * 128, .gemm.no_bias = true,
         .attention.num_attention_heads = opt.heads, .attention.num_gqa_groups = opt.kv_heads, .attention.attn_mask_type = TE_MASK_CAUSAL,
         .norm.normalization = TE_RMSNORM, .activation = TE_SWIGLU,
+        .parallel = {.tp_group = dist.tensor, .set_parallel_mode = dist.tensor != NULL, .cp_group = dist.context},
         .output_layer_init = {.std = 0.023f / sqrtf(2 * (float)opt.layers)}};
     te_module_add_child(m, "embedding", te_embedding_create(te, &table));
     for (int i = 0; i < opt.layers; i++) {
@@ -189,6 +196,11 @@ static const char *in_out(const char *name) {
 static te_tensor *curve_of(te_tensor *curves, int row, int begin, int count) { /* [2, any] -> [1, count] */
     return te_tensor_narrow(te_tensor_narrow(curves, 0, row, 1), 1, begin, count);
 }
+static int own_batch(void) { return opt.batch / dist.data_size; }
+static void share_model(te_module *m) {
+    for (int i = 1; i <= opt.layers; i++) share_unit(te_module_child(m, i), dist.data); /* layers are gathered one by one */
+    share_unit(m, dist.data);
+}
 static void resume(run *r, const char *path) {
     te_module_set_buffer_persistent(r->model, "curves", false); /* the file's are as long as its own --steps */
     te_model_load(te, path, r->model, r->adam);
@@ -206,11 +218,13 @@ static void open_run(run *r) {
     r->model = gpt_create();
     r->curves = te_tensor_full(te, TE_F32, 2, (int64_t[]){2, opt.steps + 1}, NAN);
     te_module_add_buffer(r->model, "curves", r->curves);
-    r->ids = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){opt.seq, opt.batch});
-    r->targets = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){opt.seq, opt.batch});
+    share_model(r->model);
+    r->ids = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){opt.seq / te_group_size(dist.context), own_batch()});
+    r->targets = te_tensor_zeros(te, TE_I32, 2, te_tensor_shape(r->ids));
     r->adam = te_fused_adam_create(te, r->model, &(te_fused_adam_desc){
         .beta2 = 0.95f, .weight_decay = 0.1f, .decay_matrices_only = true, .max_grad_norm = 1});
     if (opt.resume && !access(in_out(r->file), F_OK)) resume(r, in_out(r->file));
+    if (dist.size > 1) te_dist_seed(te, &dist, (uint64_t)opt.seed);
     check();
     r->train = malloc(te_tensor_bytes(r->curves));
     r->valid = r->train + opt.steps + 1;
@@ -224,24 +238,27 @@ static te_tensor *logits_of(run *r, te_tensor *ids) {
     return logits;
 }
 static void read_batch(const struct text *t, int index, te_tensor *ids, te_tensor *targets) {
-    int32_t *host = malloc(sizeof *host * (size_t)((opt.seq + 1) * opt.batch));
-    for (int b = 0; b < opt.batch; b++)
-        for (int s = 0; s <= opt.seq; s++) host[s * opt.batch + b] = t->bytes[window_start(t, index, b) + (size_t)s];
-    te_tensor_copy_from_host(ids, host);
-    te_tensor_copy_from_host(targets, host + opt.batch); /* one byte later */
+    const int batch = own_batch(); /* rows of the batch that are this rank's share */
+    int32_t *host = malloc(sizeof *host * (size_t)((opt.seq + 1) * batch));
+    for (int b = 0; b < batch; b++)
+        for (int s = 0; s <= opt.seq; s++) host[s * batch + b] = t->bytes[window_start(t, index, dist.data_rank * batch + b) + (size_t)s];
+    for (int later = 0; later < 2; later++) { /* targets are the ids one byte later */
+        te_tensor *whole = te_tensor_from_host(te, TE_I32, 2, (int64_t[]){opt.seq, batch}, host + later * batch);
+        te_tensor_copy(later ? targets : ids, own_tokens(whole, TE_SBHD));
+    }
     free(host);
 }
 static te_tensor *loss_of(run *r, const struct text *t, int index) {
-    int64_t shape[] = {opt.seq, opt.batch};
+    const int64_t *shape = te_tensor_shape(r->ids);
     te_tensor *ids = te_tensor_empty(te, TE_I32, 2, shape), *targets = te_tensor_empty(te, TE_I32, 2, shape);
     read_batch(t, index, ids, targets);
     return te_cross_entropy(logits_of(r, ids), targets, NULL);
 }
 static te_tensor *learn(run *r) { /* from the batch that lies there */
     te_tensor *loss = te_cross_entropy(logits_of(r, r->ids), r->targets, NULL);
-    te_backward(loss);
+    te_backward(te_scale(loss, 1.0f / (float)te_group_size(dist.context))); /* its part of the sequences' loss */
     te_optimizer_step(r->adam);
-    return loss;
+    return dist.data ? te_scale(sum_of_ranks(loss), 1.0f / (float)te_group_size(dist.data)) : loss;
 }
 static void capture(run *r) { /* the same kernels on the same memory; the optimizer counts on, the learning rate may change */
     te_scope_begin(te);
@@ -266,7 +283,7 @@ static void evaluate(run *r, int step) {
     te_no_grad_begin(te);
     te_tensor *sum = loss_of(r, &valid, 0);
     for (int i = 1; i < EVAL_BATCHES; i++) sum = te_add(sum, loss_of(r, &valid, i));
-    te_tensor_copy(te_tensor_view(curve_of(r->curves, 1, step, 1), 1, (int64_t[]){1}), te_scale(sum, 1.0f / EVAL_BATCHES));
+    te_tensor_copy(te_tensor_view(curve_of(r->curves, 1, step, 1), 1, (int64_t[]){1}), te_scale(sum_of_ranks(sum), 1.0f / (float)(EVAL_BATCHES * te_group_size(dist.data))));
     te_no_grad_end(te);
 }
 
@@ -274,9 +291,10 @@ static void evaluate(run *r, int step) {
 
 static double save(void) { /* returns when to save again: a tenth of the time at most goes into it */
     double started = now();
-    if (opt.inspect) inspect_save(&inspected, opt.out, end[-1].name, title); /* first: what is later than a checkpoint is dropped at --resume */
-    for (run *r = runs; r < end; r++) te_model_save(te, in_out(r->file), r->model, r->adam, NULL, 0);
+    if (opt.inspect && dist.rank == 0) inspect_save(&inspected, opt.out, end[-1].name, title); /* first: what is later than a checkpoint is dropped at --resume */
+    for (run *r = runs; r < end; r++) save_together(te, in_out(r->file), r->model, r->adam, NULL, 0);
     check();
+    if (dist.rank > 0) return now() + 10 * (now() - started);
     curve curves[2];
     for (run *r = runs; r < end; r++) curves[r - runs] = (curve){r->name, r->color, r->train, r->valid, r->step};
     FILE *csv = fopen(in_out("loss.csv"), "w"), *svg = fopen(in_out("loss.svg"), "w");
@@ -299,6 +317,7 @@ static void show(double seconds, int steps, bool evaluated) { /* waits for the d
 }
 static void write_sample(run *r) {
     static int32_t bytes[1 << 16] = {'\n'}; /* it starts from the beginning of a line */
+    if (dist.context) te_set_context_parallel_group(r->model, NULL, NULL, TE_CP_P2P); /* each of these ranks writes it alone */
     te_no_grad_begin(te);
     for (int n = 1, c = 0; n <= opt.sample && n < 1 << 16; n++, c = 0) {
         int length = n < opt.seq ? n : opt.seq;
@@ -316,12 +335,20 @@ static void write_sample(run *r) {
     te_no_grad_end(te), putchar('\n');
 }
 
+/* What the rank says that says most: all ranks stop, or save, at the same step. */
+static int most_of_ranks(int own) {
+    int32_t most = own;
+    te_tensor *x = dist.size > 1 ? te_tensor_from_host(te, TE_I32, 1, (int64_t[]){1}, &most) : NULL;
+    if (x && te_all_reduce(dist.world, x, TE_REDUCE_MAX) == TE_OK) te_tensor_to_host(x, &most);
+    return most;
+}
+
 int main(int argc, char **argv) {
     const char *sources[] = {"src", "tests", "tools", "examples", "README.md"};
     char names[128] = "";
     int files = 0;
     opt.help = argc == 2 && !strcmp(argv[1], "--help");
-    te = te_ctx_create(&(te_ctx_desc){.device = word(++argv, "device", NULL, "cpu or cuda:N")});
+    te = open_own_device((te_ctx_desc){.device = word(++argv, "device", NULL, "cpu or cuda:N")});
     for (int i = 0; i < NUM_RECIPES; i++)
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "", te_recipe_name((te_recipe_kind)i));
     opt.recipe = word(argv, "recipe", "current", names);
@@ -329,7 +356,8 @@ int main(int argc, char **argv) {
     NUMBERS(READ)
     if (opt.help) return printf("  --resume    go on from what is in the folder; more --steps stretch the learning rate's curve\n  --inspect   measure what quantization does\n"
                                  "  --graph     capture a training step once and launch it: the same losses, less work for the host\n"
-                                 "  --recompute make each layer's activations again in the backward pass: the same losses, less memory\n"), 0;
+                                 "  --recompute make each layer's activations again in the backward pass: the same losses, less memory\n"
+                                 "  --shard     ranks keep slices of parameters and optimizer states: less memory\n"), 0;
     check();
     if (opt.steps < 1 || opt.seq < 1 || opt.batch < 1 || (double)opt.seq * opt.batch > 1e8)
         die("--steps, --seq and --batch must be at least 1, and a batch at most 100 million bytes");
@@ -338,6 +366,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(*argv, "--inspect")) opt.inspect = true;
         else if (!strcmp(*argv, "--graph")) opt.graph = true;
         else if (!strcmp(*argv, "--recompute")) opt.recompute = true;
+        else if (!strcmp(*argv, "--shard")) layout.shard = true;
         else if (!strncmp(*argv, "--", 2)) die("there is no option %s; --help shows what there is", *argv);
         else read_text(*argv), files++;
     }
@@ -346,6 +375,12 @@ int main(int argc, char **argv) {
         die("of %zu bytes of text %zu bytes are held out (every tenth block of 4 KiB) and the model learns from %zu; --seq %d needs %d of each. "
             "The tenth block begins at 36 KiB: give it a longer text",
             train.size + valid.size, valid.size, train.size, opt.seq, opt.seq + 1);
+    layout = (struct layout){opt.tp, opt.cp, opt.ep, opt.dp, layout.shard};
+    join_ranks(te), check();
+    if (dist.rank > 0 && !freopen("/dev/null", "w", stdout)) die("cannot write to /dev/null"); /* one rank tells of all */
+    if (opt.batch % dist.data_size || opt.seq % chunks_of_sequence())
+        die("--batch %d and --seq %d: %d ranks with sequences of their own must divide the batch, and %d chunks, two of each rank that shares them, a sequence",
+            opt.batch, opt.seq, dist.data_size, chunks_of_sequence());
     choose_recipe(&runs[1], opt.recipe, names);
     if (opt.inspect && end == runs + 1) die("--inspect: --recipe none quantizes nothing; choose another");
     if (mkdir(opt.out, 0777) && errno != EEXIST) die("cannot make the folder %s: %s", opt.out, strerror(errno));
@@ -382,11 +417,12 @@ int main(int argc, char **argv) {
         }
         te_scope_end(te);
         check();
-        stop = last || interrupted;
-        if (stop || evaluated || step % read_every == 0 || now() > next_save) show(now() - begin, step + 1 - first, evaluated);
-        if (stop || now() > next_save) next_save = save();
+        int due = dist.size > 1 && step % read_every ? 0 : most_of_ranks(interrupted ? 2 : now() > next_save); /* 1: a checkpoint, 2: the end */
+        stop = last || due == 2;
+        if (stop || evaluated || step % read_every == 0 || due) show(now() - begin, step + 1 - first, evaluated);
+        if (stop || due) next_save = save();
     }
-    if (runs->step < opt.steps) return printf("\nstopped; --resume goes on from here\n"), 130;
+    if (runs->step < opt.steps) return printf("\nstopped; --resume goes on from here\n"), te_dist_finish(&dist), 130;
     te_memory_stats memory = te_memory_get_stats(te);
     printf("memory of the device: %.1f MiB now, %.1f MiB at the peak\n", (double)memory.allocated / 1048576, (double)memory.peak_allocated / 1048576);
     double ratio = (double)(end[-1].valid[opt.steps] / runs->valid[opt.steps]);
@@ -395,6 +431,7 @@ int main(int argc, char **argv) {
     write_sample(end - 1), check();
     for (run *r = runs; r < end; r++)
         te_graph_destroy(r->graph), te_tensor_release(r->loss), te_optimizer_destroy(r->adam), te_module_destroy(r->model), free(r->train);
+    te_dist_finish(&dist);
     te_ctx_destroy(te);
     return 0;
 }

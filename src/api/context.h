@@ -145,6 +145,7 @@ TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset);
  * most 63 characters. TE_ERR_INVALID if the name or the seed is taken, or if there already are TE_MAX_RNG_TRACKERS
  * states. */
 #define TE_MAX_RNG_TRACKERS 16 /* maximum number of named random states in a context */
+#define TE_DIST_RNG "te.dist"  /* the name of the state that te_dist_seed makes */
 TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed);
 /* te_rng_fork_begin makes the named state the context's random state until te_rng_fork_end: te_rng_get, te_seed and all
  * random operations use it. The next region with this name continues where this one ended. Regions may be nested. A

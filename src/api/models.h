@@ -67,6 +67,16 @@ typedef struct te_causal_lm_desc {
                                   * => on */
     const bool *dense_layers;    /* [num_hidden_layers]: true for layers with an MLP instead of experts; NULL => none.
                                   * Copied */
+    /* Ranks that share the model (borrowed for its lifetime; te_dist has these groups). NULL => one rank. All ranks make
+     * the same calls, with the same ids, except as said here. Sizes above are those of the whole model. */
+    te_group *tp_group;          /* they share the heads of attention and the columns of the MLP's inner size, and
+                                  * divide num_attention_heads, num_key_value_heads and intermediate_size. Embedding,
+                                  * norms, experts and lm_head are whole on each */
+    te_group *cp_group;          /* they share each sequence: ids and logits of a rank are its chunks
+                                  * (te_get_batch_on_this_cp_rank, TE_BSHD). No caches */
+    te_group *ep_group;          /* rank r has the experts r * E / n to (r + 1) * E / n - 1 of E, and n divides E. They
+                                  * have ids of their own, in any number, and exchange tokens; the host waits for their
+                                  * number */
     te_dtype params_dtype;       /* format of parameters and hidden states: f32, f16 or bf16; 0 => bf16 */
     te_params_device device;     /* where parameters are allocated; 0 => the context's device */
     te_init init;                /* initial values of weights */
@@ -76,7 +86,7 @@ typedef struct te_causal_lm_desc {
  * s, vocab_size] in params_dtype; with logits_to_keep, [b, logits_to_keep, vocab_size]: a call that only needs the next
  * token saves the product with lm_head for all other positions. TE_ERR_INVALID unless 0 <= logits_to_keep <= s.
  * te_module_state returns the te_causal_lm_desc with defaults filled in and all
- * pointers NULL. TE_ERR_INVALID if sizes contradict each other. */
+ * pointers but those of groups NULL. TE_ERR_INVALID if sizes contradict each other. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
 /* Options of te_kv_cache_create_with; zero-initialised. */
@@ -130,6 +140,9 @@ TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length);
 typedef struct te_hf_desc {
     te_dtype params_dtype; /* format of the parameters: f32, f16 or bf16; 0 => the format of the embedding in the
                             * files */
+    const struct te_dist *dist; /* the ranks that share the model (te_dist_init), by its groups tensor, context and
+                                 * expert; each reads its parts of the files. The groups are borrowed for the model's
+                                 * lifetime, and *dist for the call. NULL => one rank */
 } te_hf_desc;
 /* Opens a model in the folder layout of Hugging Face transformers: config.json, and model.safetensors or the shards
  * that model.safetensors.index.json lists. The model_type in config.json is one of llama, mistral, mixtral, qwen2,
@@ -167,6 +180,9 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
  * TE_ERR_INVALID for a model that te_hf_open did not make, or one with adapters.
  * TE_ERR_STATE if a module was removed whose parameter is a part of a joined tensor.
  * Other errors as te_safetensors_write.
+ *
+ * With te_hf_desc.dist, all ranks of the world must call it: ranks of a layer and of experts gather the whole tensors,
+ * one by one, and rank 0 writes them. All ranks get an error if it cannot. Sharded units need te_fsdp_unshard before.
  *
  * te_lora_save names adapters after the parameters of the model. peft finds them only if the opened files use the same
  * names. */

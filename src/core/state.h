@@ -162,6 +162,23 @@ typedef struct te__form {
     void (*release)(te_tensor *x);                      /* x is being freed */
 } te__form;
 
+/* The division of a weight among ranks. Each rank has an equal part of the columns, or of the rows of each block
+ * (queries, keys, values). */
+typedef struct te__sharding {
+    int num_blocks;   /* 0: one block */
+    int64_t block[3]; /* rows of each block in the whole weight */
+} te__sharding;
+/* A parameter of which each rank of a group has a part of its own, as long as it exists: under tensor parallelism equal
+ * parts of a matrix, under expert parallelism experts of its own. te_data_parallel_desc.shard is something else: there
+ * ranks own slices of one value. */
+typedef struct te__split {
+    te_group *group;       /* not owned; NULL: not known yet */
+    int size;              /* ranks */
+    int dim;               /* the dimension that is divided, or -1: there is no whole parameter */
+    te__sharding sharding; /* of dimension 0 */
+} te__split;
+
+
 struct te_tensor {
     te_ctx *te;
     int refs;
@@ -181,6 +198,7 @@ struct te_tensor {
     bool moves;             /* a parameter whose memory is gathered and released (train/shards.c): copies of it that are
                              * kept between calls would be whole on each rank */
     struct te__shard *shard;  /* how ranks share the parameter (train/shards.c), or NULL */
+    struct te__split *split;  /* which part of a whole parameter this rank has; owned. NULL: it has the whole */
     te__var *var;             /* NULL until the tape needs one */
     const te__form *form; /* NULL: a plain tensor */
     struct te__quantized *quantized; /* the data of a quantized tensor (quant/kinds.h), or NULL */

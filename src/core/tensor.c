@@ -191,6 +191,7 @@ static void te__tensor_free(te_tensor *x) {
     te__buffer_release(x->buffer);
     te__var_release(te, x->var);
     te__free(te, x->name);
+    te__free(te, x->split);
     te__free(te, x);
 }
 

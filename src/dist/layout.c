@@ -107,3 +107,29 @@ TE_API te_result te_dist_init(te_ctx *te, const te_dist_desc *desc, te_dist *dis
     if (r != TE_OK) te_dist_finish(dist);
     return r;
 }
+
+TE_API int te_dist_local_rank(void) {
+    te__text why = TE_ZERO;
+    te__place place;
+    const te_result r = te__place_read(&place, &why);
+    te__text_free(&why);
+    return r == TE_OK ? place.local_rank : 0;
+}
+
+TE_API te_result te_dist_seed(te_ctx *te, const te_dist *dist, uint64_t seed) {
+    const int tp = dist ? te_group_size(dist->tensor) : 1, rank = dist ? dist->rank : 0;
+    const uint64_t own = seed + ((uint64_t)rank + 1) * ((uint64_t)1 << 32) + ((uint64_t)1 << 31);
+    uint64_t offset = 0;
+    int i = 0;
+    if (!te) return TE_ERR_STATE;
+    while (i < te_rng_num_trackers(te) && strcmp(te_rng_tracker_name(te, i), TE_DIST_RNG) != 0) i++;
+    if (i == te_rng_num_trackers(te)) {
+        if (te_rng_tracker_add(te, TE_DIST_RNG, own) != TE_OK) return te_error_code(te);
+    } else {
+        te_rng_tracker_get(te, TE_DIST_RNG, NULL, &offset);
+        te_rng_tracker_set(te, TE_DIST_RNG, own, offset);
+    }
+    te_rng_get(te, NULL, &offset);
+    te_rng_set(te, seed + (uint64_t)(rank / tp) * ((uint64_t)1 << 32), offset);
+    return te_error_code(te);
+}

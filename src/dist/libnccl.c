@@ -43,7 +43,6 @@ enum {
       (te__nccl_comm * *comm, int size, te__nccl_id id, int rank, te__nccl_config *config))                            \
     X(CommSplit, "ncclCommSplit", te__nccl_result,                                                                     \
       (te__nccl_comm * comm, int color, int key, te__nccl_comm **part, te__nccl_config *config))                       \
-    X(CommFinalize, "ncclCommFinalize", te__nccl_result, (te__nccl_comm * comm))                                       \
     X(CommDestroy, "ncclCommDestroy", te__nccl_result, (te__nccl_comm * comm))                                         \
     X(CommAbort, "ncclCommAbort", te__nccl_result, (te__nccl_comm * comm))                                             \
     X(CommGetAsyncError, "ncclCommGetAsyncError", te__nccl_result, (te__nccl_comm * comm, te__nccl_result * error))    \

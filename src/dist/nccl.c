@@ -21,10 +21,12 @@ typedef struct te__nccl_rank {
     int splits; /* te_group_split calls so far */
     bool told;  /* the context has been told that the group has failed */
     te__mutex mutex;
-    te__nccl_comm *comm; /* NULL: not made yet, or ended */
-    bool ended;          /* the watcher has taken `comm` away to end it */
-    te__thread ender;    /* ends it; runs if `ending` is not NULL */
-    te__nccl_comm *ending;
+    te__nccl_comm *comm;   /* NULL: not made yet, or ended */
+    bool ended;            /* the watcher, or te_group_destroy, has taken `comm` away to end it */
+    te__nccl_comm *ending; /* what the thread `ender` ends; NULL: there is no such thread */
+    te__thread ender;
+    bool peace;   /* it is destroyed, not aborted */
+    int64_t over; /* atomic: NCCL has ended it */
     te__nccl_comm *born; /* NCCL writes a part's communicator here, perhaps until the group's own has been ended */
     /* Events after the collectives that perhaps have not passed yet: event[(first + i) % TE__NCCL_MARKS]. */
     void *event[TE__NCCL_MARKS];
@@ -50,22 +52,33 @@ static te_result te__nccl_fail(te__nccl_rank *me, te_result code, const char *wh
     return te__fail(me->te, code, "%s: group \"%s\", rank %d of %d: %s", who, me->name, me->rank, me->size, why);
 }
 
-static void te__nccl_end_now(void *user) { te__nccl.CommAbort(((te__nccl_rank *)user)->ending); }
-
-/* The watcher calls this: the group has failed, and what it is doing must end. NCCL stops its kernels at once, but
- * returns only when the graphs that have collectives of the group are destroyed. Neither the context's thread, which
- * destroys them, nor the watcher, which has other groups to end, may wait for that: a thread of its own does. */
-static void te__nccl_stop(void *user) {
+static void te__nccl_end_now(void *user) {
     te__nccl_rank *me = (te__nccl_rank *)user;
+    if (me->peace) te__nccl.CommDestroy(me->ending);
+    else te__nccl.CommAbort(me->ending);
+    te__atomic_store(&me->over, 1);
+}
+
+/* Ends the communicator, once. NCCL returns only when the graphs that have collectives of it are destroyed, and when
+ * the other ranks have ended theirs or are gone. Neither the context's thread, which destroys graphs, nor the watcher,
+ * which has other groups to end, may wait for that: a thread of its own does. */
+static void te__nccl_end(te__nccl_rank *me, bool peace) {
+    bool begins;
     te__mutex_lock(&me->mutex);
-    me->ending = me->comm;
+    begins = !me->ended && me->comm;
+    if (begins) {
+        me->ending = me->comm;
+        me->peace = peace;
+    }
     me->comm = NULL;
     me->ended = true;
     te__mutex_unlock(&me->mutex);
-    if (!me->ending || te__thread_start(&me->ender, te__nccl_end_now, me)) return;
+    if (!begins || te__thread_start(&me->ender, te__nccl_end_now, me)) return;
     te__nccl_end_now(me);
     me->ending = NULL;
 }
+/* The watcher calls this: the group has failed, and what it is doing must end. */
+static void te__nccl_stop(void *user) { te__nccl_end((te__nccl_rank *)user, false); }
 
 /* The host has waited for the device. If the group has failed since, the numbers are not those of its collectives. */
 static te_result te__nccl_waited(void *user) {
@@ -182,9 +195,11 @@ static te_result te__nccl_capture(te__nccl_rank *me) {
 /* ---- calling NCCL ---- */
 
 /* Polls a communicator until NCCL is through with the call that returned r. Returns NCCL's result. The caller holds the
- * mutex, which is free between two looks: the watcher may end the communicator then. */
+ * mutex, which is free between two looks: the watcher may end the communicator then. ncclCommSplit returns ncclSuccess
+ * while the communicator is still at work, so each call is followed by one look at least. */
 static te__nccl_result te__nccl_settle(te__nccl_rank *me, te__nccl_comm *const *comm, te__nccl_result r) {
     const double soon = te__time_now() + 200e-6; /* NCCL queues a kernel in less, unless it waits for other ranks */
+    if (r == TE__NCCL_SUCCESS) r = TE__NCCL_IN_PROGRESS;
     while (r == TE__NCCL_IN_PROGRESS && *comm && !me->ended) {
         te__nccl_result code = TE__NCCL_SUCCESS;
         r = te__nccl.CommGetAsyncError(*comm, &code);
@@ -427,25 +442,6 @@ static te_result te__nccl_recv(void *user, te_ctx *te, te_tensor *x, int from) {
 
 /* ---- the end ---- */
 
-/* Ends the communicator: in peace if the group has not failed. */
-static void te__nccl_comm_end(te__nccl_rank *me) {
-    te__nccl_result r;
-    bool entered = false, peace = !me->te->capture && !te__member_failed(me->store, &me->member, NULL);
-    if (me->te->device->enter && me->te->device->enter(me->te, &entered) != TE_OK) peace = false;
-    te__mutex_lock(&me->mutex);
-    if (me->comm && peace) {
-        r = te__nccl_settle(me, &me->comm, te__nccl.CommFinalize(me->comm));
-        if (me->comm && r == TE__NCCL_SUCCESS) {
-            te__nccl.CommDestroy(me->comm);
-            me->comm = NULL;
-        }
-    }
-    if (me->comm) te__nccl.CommAbort(me->comm);
-    me->comm = NULL;
-    te__mutex_unlock(&me->mutex);
-    if (me->te->device->leave) me->te->device->leave(entered);
-}
-
 /* Breaks the graphs that have collectives of the group, and frees what the device holds of them: NCCL waits for that
  * before it ends a communicator. */
 static void te__nccl_leave_graphs(te__nccl_rank *me) {
@@ -456,27 +452,35 @@ static void te__nccl_leave_graphs(te__nccl_rank *me) {
     te__graphs_forget(te, me, "a group of ranks that it uses was destroyed", "te_group_destroy of a group");
 }
 
-/* Takes the rank's parts apart, in the order opposite to that in which they were made. */
+/* Takes the rank's parts apart, in the order opposite to that in which they were made. The others are told before the
+ * communicator ends: NCCL waits then until they have ended theirs, which those that wait for this rank do only now. */
 static void te__nccl_close(te__nccl_rank *me) {
     te_ctx *te = me->te;
+    bool over = true;
     int i;
     if (me->store) {
         te__waiter **at = &te->waiters;
-        char why[TE__WHY_TEXT];
+        const double until = te__time_now() + me->member.timeout;
+        bool peace;
         while (*at && *at != &me->waiter) at = &(*at)->next;
         if (*at) *at = me->waiter.next;
         if (!te->capture && !te__member_failed(me->store, &me->member, NULL)) te->device->synchronize(te);
         te__nccl_leave_graphs(me);
-        if (te__member_begin(me->store, &me->member, "te_group_destroy", false, why)) {
-            te__nccl_comm_end(me); /* if it takes too long, the watcher ends it */
-            te__member_end(me->store, &me->member);
-        }
+        te__store_leave(me->store, &me->member);
+        peace = !te->capture && !te__member_failed(me->store, &me->member, NULL);
+        te__nccl_end(me, peace);
+        while (me->ending && !(over = te__atomic_load(&me->over) != 0) && te__time_now() < until) te__sleep(1e-3);
         te__store_remove(me->store, &me->member);
-        if (me->ending) te__thread_join(&me->ender);
-        te__nccl_comm_end(me); /* a group that has failed, and that the watcher has not reached */
+        if (me->ending && over) te__thread_join(&me->ender);
         if (me->born) te__nccl.CommAbort(me->born);
         for (i = 0; i < me->num_events; i++) te->device->event_destroy(te, me->event[i]);
         if (--me->store->refs == 0) te__store_close(me->store, me->store->timeout, NULL);
+    }
+    if (!over) { /* its thread goes on */
+        te__log(te, TE_LOG_WARN,
+                "te_group_destroy: group \"%s\", rank %d of %d: NCCL has not ended its communicator within %g seconds",
+                me->name, me->rank, me->size, me->member.timeout);
+        return;
     }
     te__mutex_free(&me->mutex);
     te__free(te, me->ranks);

@@ -157,7 +157,7 @@ static te_result te__nccl_split_comm(te__nccl_rank *me, te__nccl_rank *part, int
     te__mutex_lock(&me->mutex);
     if (!me->ended) code = te__nccl.CommSplit(me->comm, part ? color : TE__NCCL_NO_COLOR, key, &me->born, &config);
     code = te__nccl_settle(me, &me->comm, code);
-    if (code == TE__NCCL_SUCCESS && me->born) code = te__nccl_settle(me, &me->born, TE__NCCL_IN_PROGRESS);
+    if (code == TE__NCCL_SUCCESS && me->born) code = te__nccl_settle(me, &me->born, code);
     if (!me->ended) {
         comm = me->born;
         me->born = NULL;

@@ -22,6 +22,7 @@ typedef struct te__member {
     char why[TE__WHY_TEXT];
     int left;                    /* a rank that has left, or -1 */
     uint64_t left_at;            /* the fewest collectives after which a rank has left */
+    bool leaves;                 /* this rank has said that it leaves */
     double (*waits)(void *user); /* returns since when the device is in a collective; negative: it is in none */
     void (*stop)(void *user);    /* ends what the group is doing. The watcher calls it, once */
     void *user;
@@ -533,15 +534,22 @@ static void te__store_add(te__store *s, te__member *m) {
         if (e->msg.group == m->id) te__store_hear(s, &e->msg, (const uint8_t *)te__text_str(&e->body), e->body.n);
     te__mutex_unlock(&s->mutex);
 }
-/* Takes a group out. Afterwards its functions are not called any more. Tells the others, if there are any to tell. */
+/* Tells the others, if there are any to tell, that this rank makes no more calls of the group. */
+static void te__store_leave(te__store *s, te__member *m) {
+    te__mutex_lock(&s->mutex);
+    if (!m->failed && !m->leaves) te__msg_put(&s->link, te__msg_of(TE__MSG_LEAVE, s->rank, m->id, m->begun), NULL, 0);
+    m->leaves = true;
+    te__link_flush(&s->link);
+    te__mutex_unlock(&s->mutex);
+}
+/* Takes a group out, and leaves it. Afterwards its functions are not called any more. */
 static void te__store_remove(te__store *s, te__member *m) {
     te__member **at = &s->members;
+    te__store_leave(s, m);
     te__mutex_lock(&s->mutex);
     while (s->stopping == m) te__cond_wait(&s->cond, &s->mutex);
     while (*at != m) at = &(*at)->next;
     *at = m->next;
-    if (!m->failed) te__msg_put(&s->link, te__msg_of(TE__MSG_LEAVE, s->rank, m->id, m->begun), NULL, 0);
-    te__link_flush(&s->link);
     te__mutex_unlock(&s->mutex);
 }
 

@@ -37,6 +37,74 @@ static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     return y ? te__checked(y, te__all_gather(group, x, y)) : NULL;
 }
 
+/* ---- parts of parameters ---- */
+
+static te__split te__split_of(const te__parallel *p, te_parallel_mode mode, const te__sharding *sharding) {
+    te__split s = TE_ZERO;
+    s.group = p->group;
+    s.size = p->size;
+    s.dim = mode == TE_PARALLEL_ROW;
+    if (sharding && s.dim == 0) s.sharding = *sharding;
+    return s;
+}
+/* Notes that x is a parameter of this rank of `group` alone. */
+static void te__split_own(te_tensor *x, te_group *group) {
+    te__free(x->te, x->split);
+    x->split = (te__split *)te__alloc_zero(x->te, sizeof(te__split));
+    if (!x->split) return;
+    x->split->group = group;
+    x->split->size = te__group_size(group);
+    x->split->dim = -1;
+}
+/* Notes that `to`, a copy, is the same part of a parameter as `from`. */
+static void te__split_same(te_tensor *to, const te_tensor *from) {
+    if (!to || !from->split || to->split) return;
+    to->split = (te__split *)te__alloc(to->te, sizeof(te__split));
+    if (to->split) *to->split = *from->split;
+}
+/* Copies between the part x of one rank and the whole parameter. */
+static te_result te__split_copy(te_tensor *x, te_tensor *whole, const te__split *s, int rank, bool to_whole) {
+    int64_t from = 0, to = 0;
+    te_result result = TE_OK;
+    const int blocks = s->dim == 0 && s->sharding.num_blocks ? s->sharding.num_blocks : 1;
+    int i;
+    for (i = 0; i < blocks && result == TE_OK; i++) {
+        const int64_t all = s->dim == 0 && s->sharding.num_blocks ? s->sharding.block[i] : whole->shape[s->dim],
+                      own = all / s->size;
+        te_tensor *part = te_tensor_narrow(x, s->dim, to, own),
+                  *place = te_tensor_narrow(whole, s->dim, from + rank * own, own);
+        result = !part || !place ? te_error_code(x->te)
+                 : to_whole      ? te_tensor_copy(place, part)
+                                 : te_tensor_copy(part, place);
+        from += all;
+        to += own;
+    }
+    return result;
+}
+/* Copies this rank's part of the parameter `whole` to x. */
+static te_result te__split_take(te_tensor *x, te_tensor *whole, const te__split *s) {
+    return te__split_copy(x, whole, s, te__group_rank(s->group), false);
+}
+/* Returns the whole parameter of which x, plain, is this rank's part. All ranks of the group must call it. If this rank
+ * has failed, x is NULL, and all ranks return NULL. */
+static te_tensor *te__split_whole(te_tensor *x, const te__split *s) {
+    te_tensor *each, *whole;
+    int64_t shape[TE_MAX_DIMS], rows;
+    int k;
+    te_result result = TE_OK;
+    x = x ? te_tensor_contiguous(x) : NULL;
+    each = te__gather(s->group, x);
+    if (!each) return NULL;
+    if (s->dim == 0 && !s->sharding.num_blocks) return each;
+    memcpy(shape, x->shape, sizeof(shape));
+    rows = shape[0];
+    shape[s->dim] *= s->size;
+    whole = te_tensor_empty(x->te, x->dtype, x->ndim, shape);
+    for (k = 0; k < s->size && whole && result == TE_OK; k++)
+        result = te__split_copy(te_tensor_narrow(each, 0, k * rows, rows), whole, s, k, true);
+    return te__checked(whole, result);
+}
+
 /* Returns the sum of x over the ranks. Does not record on the tape. If this rank has failed, x is NULL, and all ranks
  * return NULL. */
 static te_tensor *te__summed(te_group *group, te_tensor *x) {

@@ -147,6 +147,7 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     te__late_norm *norm = te__take_norm(m->te);
     bool on_device = false; /* the step takes its positions and lengths from the cache's tensor of numbers */
     te__shared_input shared, *outer;
+    const te__context *context;
     te_tensor *y;
     te_result result;
     int64_t shape[3];
@@ -154,6 +155,16 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     if (args->input->ndim != 3)
         return te__fail(m->te, TE_ERR_SHAPE, "DecoderAttention: the input is %s; [b, s, hidden] is needed",
                         te__shape_text(args->input, text));
+    context = te__context_of_core(te_module_find(m, "sdpa"));
+    if (context && te__context_size(context) > 1) {
+        if (cache)
+            return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                            "DecoderAttention: kv_cache is given, and %d ranks share each sequence (cp_group); open the "
+                            "model without it to generate",
+                            te__context_size(context));
+        rotary.cp_size = te__context_size(context);
+        rotary.cp_rank = te__context_rank(context);
+    }
     if (cache) {
         on_device =
             te__kv_cache_on_device(cache, args->input->shape[1]) && te__is_plain_sdpa(te_module_find(m, "sdpa"));
@@ -267,7 +278,8 @@ typedef struct te__carried_file {
 } te__carried_file;
 
 typedef struct te__causal_lm {
-    te_causal_lm_desc desc; /* defaults filled in; all pointers NULL */
+    te_causal_lm_desc desc; /* defaults filled in; all pointers but those of groups NULL */
+    te_group *world;        /* the ranks that save the model together (te_hf_save), or NULL */
     /* The fields below describe the folder that te_hf_open has read. They are NULL and 0 if the model was created
      * without a folder. */
     char *folder;                 /* the path given to te_hf_open */
@@ -335,14 +347,15 @@ static void te__rotation_range(const te_lm_rotary *r, int64_t length, int64_t ad
 static te_result te__kv_cache_fits(te_module *m, const te_kv_cache *c, const te_tensor *ids) {
     const te_causal_lm_desc *d = &((const te__causal_lm *)m->state)->desc;
     const int64_t *shape = c->layers[0].k->shape;
+    const int heads = d->num_key_value_heads / te__group_size(d->tp_group);
     char text[TE__SHAPE_TEXT];
-    if (c->te != m->te || c->num_layers != d->num_hidden_layers || shape[2] != d->num_key_value_heads ||
+    if (c->te != m->te || c->num_layers != d->num_hidden_layers || shape[2] != heads ||
         shape[3] != d->head_dim)
         return te__fail(m->te, TE_ERR_INVALID,
                         "CausalLM: kv_cache has %d layers of %lld heads of %lld%s, the model %d of %d of %lld; "
                         "te_kv_cache_create makes one for a model",
                         c->num_layers, (long long)shape[2], (long long)shape[3],
-                        c->te != m->te ? " in another context" : "", d->num_hidden_layers, d->num_key_value_heads,
+                        c->te != m->te ? " in another context" : "", d->num_hidden_layers, heads,
                         (long long)d->head_dim);
     if (te_grad_enabled(m->te))
         return te__fail(m->te, TE_ERR_STATE,
@@ -475,7 +488,7 @@ TE_API te_kv_cache *te_kv_cache_create_with(te_module *model, const te_kv_cache_
     te__closable_add(te, &c->closable, "cache", te__kv_cache_close, c);
     c->layers = (te__kv_layer *)te__alloc_zero(te, (size_t)d->num_hidden_layers * sizeof(te__kv_layer));
     if (c->layers) c->num_layers = d->num_hidden_layers;
-    int64_t shape[4] = {batch, max_length, d->num_key_value_heads, d->head_dim};
+    int64_t shape[4] = {batch, max_length, d->num_key_value_heads / te__group_size(d->tp_group), d->head_dim};
     /* After te_warmup_begin no kernels run. But positions that are not taken must be finite even then, because
      * attention multiplies them by 0. */
     warming = te->warming;
@@ -496,8 +509,12 @@ TE_API te_kv_cache *te_kv_cache_create_with(te_module *model, const te_kv_cache_
 /* ---- making ---- */
 
 static void te__add_linear(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in, int64_t out,
-                           bool bias) {
+                           bool bias, te_parallel_mode mode) {
     te_linear_desc l = TE_ZERO;
+    if (te__group_size(d->tp_group) > 1 && mode != TE_PARALLEL_NONE) {
+        l.parallel.parallel_mode = mode;
+        l.parallel.tp_group = d->tp_group;
+    }
     l.name = name;
     l.in_features = in;
     l.out_features = out;
@@ -514,7 +531,7 @@ static void te__add_plain_linear(te_module *parent, const te_causal_lm_desc *d, 
     te_module *m;
     off.disabled = true;
     if (te_quantized_model_init_begin(parent->te, &off) != TE_OK) return;
-    te__add_linear(parent, d, name, in, out, false);
+    te__add_linear(parent, d, name, in, out, false, TE_PARALLEL_NONE);
     te_quantized_model_init_end(parent->te);
     m = te_module_find(parent, name);
     if (m) m->entries[0].product_weight = false; /* so a meta weight stays unquantized when it gets
@@ -540,8 +557,8 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     if (!m) return NULL;
     s = (te__decoder_attention *)m->state;
     s->layer = layer;
-    s->of.heads = d->num_attention_heads;
-    s->of.groups = d->num_key_value_heads;
+    s->of.heads = d->num_attention_heads / te__group_size(d->tp_group);
+    s->of.groups = d->num_key_value_heads / te__group_size(d->tp_group);
     s->of.head_dim = d->head_dim;
     te_module_set_attribute(m, TE__HEAD_FACTS, &s->of, NULL);
     s->norm = d->qk_norm;
@@ -550,10 +567,10 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     /* the added 0.5 ensures that floor(rotary_percent * head_dim) equals rotary_dim in spite of float rounding */
     if (r->rotary_dim) s->rotary.rotary_percent = ((float)r->rotary_dim + 0.5f) / (float)d->head_dim;
     te__decoder_attention_factors(m, r->rotary_dim);
-    te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
-    te__add_linear(m, d, "k_proj", d->hidden_size, kv_channels, d->qkv_bias);
-    te__add_linear(m, d, "v_proj", d->hidden_size, kv_channels, d->qkv_bias);
-    te__add_linear(m, d, "o_proj", channels, d->hidden_size, d->o_bias);
+    te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias, TE_PARALLEL_COLUMN);
+    te__add_linear(m, d, "k_proj", d->hidden_size, kv_channels, d->qkv_bias, TE_PARALLEL_COLUMN);
+    te__add_linear(m, d, "v_proj", d->hidden_size, kv_channels, d->qkv_bias, TE_PARALLEL_COLUMN);
+    te__add_linear(m, d, "o_proj", channels, d->hidden_size, d->o_bias, TE_PARALLEL_ROW);
     if (d->qk_norm) {
         te__add_norm(m, d, "q_norm", d->head_dim);
         te__add_norm(m, d, "k_norm", d->head_dim);
@@ -566,6 +583,7 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     core.rule.softcap = d->attn_logit_softcapping;
     core.rule.dropout_p = d->attention_dropout;
     te__adopt(m, "sdpa", te_sdpa_create(te, &core));
+    te__sdpa_share(te_module_find(m, "sdpa"), d->cp_group, slides, d->tp_group);
     return te__close_part(m, outer);
 }
 
@@ -578,9 +596,9 @@ static te_module *te__decoder_mlp_create(te_ctx *te, const te_causal_lm_desc *d)
     state.activation = d->activation;
     m = te__gated_mlp_open(te, "mlp", &state, &outer);
     if (!m) return NULL;
-    te__add_linear(m, d, state.gate, d->hidden_size, d->intermediate_size, d->mlp_bias);
-    te__add_linear(m, d, state.up, d->hidden_size, d->intermediate_size, d->mlp_bias);
-    te__add_linear(m, d, state.down, d->intermediate_size, d->hidden_size, d->mlp_bias);
+    te__add_linear(m, d, state.gate, d->hidden_size, d->intermediate_size, d->mlp_bias, TE_PARALLEL_COLUMN);
+    te__add_linear(m, d, state.up, d->hidden_size, d->intermediate_size, d->mlp_bias, TE_PARALLEL_COLUMN);
+    te__add_linear(m, d, state.down, d->intermediate_size, d->hidden_size, d->mlp_bias, TE_PARALLEL_ROW);
     return te__close_part(m, outer);
 }
 #ifdef TE_NO_MOE
@@ -605,6 +623,7 @@ static te_module *te__decoder_experts_create(te_ctx *te, const te_causal_lm_desc
     c->device = d->device;
     block.init = d->init;
     block.activation = d->activation;
+    block.ep_group = d->ep_group;
     block.gate = "w1";
     block.up = "w3";
     block.down = "w2";
@@ -662,6 +681,7 @@ static bool te__lm_rotary_ok(te_ctx *te, const char *who, const char *which, int
 /* Fills in the defaults and checks the sizes. If the sizes do not fit, sets an error and returns false. */
 static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
     const char *const who = "te_causal_lm_create";
+    int ranks;
     if (!d->num_key_value_heads) d->num_key_value_heads = d->num_attention_heads;
     if (!d->head_dim && d->num_attention_heads > 0 && d->hidden_size % d->num_attention_heads == 0)
         d->head_dim = d->hidden_size / d->num_attention_heads;
@@ -677,6 +697,21 @@ static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
             "given), and those of keys and values divide the heads",
             who, d->num_hidden_layers, (long long)d->hidden_size, d->num_attention_heads, (long long)d->head_dim,
             d->num_key_value_heads);
+    if (te__group_allowed(te, d->tp_group, who, "tp_group") != TE_OK ||
+        te__group_allowed(te, d->cp_group, who, "cp_group") != TE_OK ||
+        te__group_allowed(te, d->ep_group, who, "ep_group") != TE_OK)
+        return false;
+    ranks = te__group_size(d->tp_group);
+    if (d->num_attention_heads % ranks || d->num_key_value_heads % ranks || d->intermediate_size % ranks)
+        return te__not_ok(te, TE_ERR_INVALID,
+                          "%s: tp_group has %d ranks, and there are %d heads, %d of keys and values, and "
+                          "intermediate_size %lld; the ranks must divide each",
+                          who, ranks, d->num_attention_heads, d->num_key_value_heads, (long long)d->intermediate_size);
+    ranks = te__group_size(d->ep_group);
+    if (d->num_local_experts % ranks || (ranks > 1 && !d->num_local_experts))
+        return te__not_ok(te, TE_ERR_INVALID,
+                          "%s: ep_group has %d ranks, and num_local_experts is %d; the ranks must divide the experts",
+                          who, ranks, d->num_local_experts);
     if (!te__lm_rotary_ok(te, who, "rotary", d->rotary.rotary_dim, d->head_dim) ||
         !te__lm_rotary_ok(te, who, "sliding_rotary", d->sliding_rotary.rotary_dim, d->head_dim))
         return false;

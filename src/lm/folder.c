@@ -397,17 +397,40 @@ static bool te__hf_has(te__hf_folder *f, const char *name, int ndim, const int64
     *te__hf_use_of(f, shard, e) = TE__HF_PARAMETER;
     return true;
 }
+/* Returns how many ranks have an expert each in the place of the one whose parameter x is: 1 for other parameters. */
+static int te__hf_expert_ranks(const te_tensor *x) {
+    const te__split *s = te__lm_split(x);
+    return s && s->dim < 0 ? s->size : 1;
+}
+/* Writes to `other` the path of a parameter of the expert that rank k has in the place of the one of `path`. */
+static bool te__hf_expert_path(te_module *model, const te_tensor *x, const char *path, int k, char *other) {
+    const te_causal_lm_desc *d = &((const te__causal_lm *)model->state)->desc;
+    const char *at = strstr(path, ".experts.");
+    const int local = d->num_local_experts / te__hf_expert_ranks(x);
+    char *end;
+    long number;
+    if (te__hf_expert_ranks(x) == 1 || !at) return snprintf(other, TE__LM_NAME, "%s", path) < TE__LM_NAME;
+    at += strlen(".experts.");
+    number = strtol(at, &end, 10);
+    return snprintf(other, TE__LM_NAME, "%.*s%ld%s", (int)(at - path), path, number % local + (long)k * local, end) <
+           TE__LM_NAME;
+}
 static bool te__hf_compare(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te__hf_folder *f = (te__hf_folder *)user;
     te__lm_group g;
-    char name[TE__LM_NAME];
+    char name[TE__LM_NAME], other[TE__LM_NAME];
     int64_t shape[TE_MAX_DIMS];
-    int i, ndim;
-    (void)m, (void)x;
+    int i, k, ndim;
+    (void)m;
     if (kind != TE_ENTRY_PARAMETER || te__lm_group_of(f->names, f->model, path, &g) != 0) return true;
     ndim = te__lm_file_shape(&g, f->model, shape);
-    for (i = 0; i < g.count[TE__LM_FILE]; i++)
-        if (!te__lm_member(&g, TE__LM_FILE, i, name) || !te__hf_has(f, name, ndim, shape)) return false;
+    for (k = 0; k < (g.stacked[TE__LM_MODEL] ? 1 : te__hf_expert_ranks(x)); k++) {
+        if (!g.stacked[TE__LM_MODEL] && (!te__hf_expert_path(f->model, x, path, k, other) ||
+                                         te__lm_group_of(f->names, f->model, other, &g) != 0))
+            return false;
+        for (i = 0; i < g.count[TE__LM_FILE]; i++)
+            if (!te__lm_member(&g, TE__LM_FILE, i, name) || !te__hf_has(f, name, ndim, shape)) return false;
+    }
     return true;
 }
 
@@ -477,7 +500,7 @@ static bool te__hf_load(void *user, te_module *m, const char *path, te_tensor *x
     if (kind != TE_ENTRY_PARAMETER || te__lm_group_of(f->names, f->model, path, &g) != 0) return true;
     te__lm_member(&g, TE__LM_FILE, 0, name);
     e = te__hf_find(f, name, &shard);
-    if (te__lm_is_whole(&g) && !x->quantized && e->dtype == x->dtype)
+    if (te__lm_is_whole(&g) && !x->quantized && e->dtype == x->dtype && !(te__lm_split(x) && x->split->dim >= 0))
         return te_safetensors_read_into(f->shards[shard].file, name, x) == TE_OK;
     return te__hf_load_group(f, &g) == TE_OK;
 }
@@ -516,6 +539,20 @@ static bool te__hf_hand_over(te__hf_folder *f) {
     f->num_kept = 0;
     return s->folder && s->config;
 }
+#ifdef TE_NO_DIST
+static void te__hf_take_groups(te_causal_lm_desc *d, const struct te_dist *dist) { (void)d, (void)dist; }
+static te_group *te__hf_world(const struct te_dist *dist) {
+    (void)dist;
+    return NULL;
+}
+#else
+static void te__hf_take_groups(te_causal_lm_desc *d, const struct te_dist *dist) {
+    d->tp_group = dist->tensor;
+    d->cp_group = dist->context;
+    d->ep_group = dist->expert;
+}
+static te_group *te__hf_world(const struct te_dist *dist) { return dist->world; }
+#endif
 static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     te_causal_lm_desc d;
     if (!te__hf_read_text(f, "config.json", TE__HF_MAX_CONFIG, &f->config_path, &f->config) ||
@@ -527,8 +564,10 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : te__hf_dtype(f);
     d.device = TE_PARAMS_META;
     d.init.no_init = true;
+    if (desc && desc->dist) te__hf_take_groups(&d, desc->dist);
     f->model = te__hf_create(f, &d);
     if (!f->model) return NULL;
+    if (desc && desc->dist) ((te__causal_lm *)f->model->state)->world = te__hf_world(desc->dist);
     if (te__hf_check(f, &d) && te__hf_carry(f) && te__hf_keep(f) && te_module_reset_parameters(f->model) == TE_OK &&
         te_module_visit_tensors(f->model, te__hf_load, f) && te__hf_hand_over(f))
         return f->model;
@@ -561,7 +600,35 @@ typedef struct te__hf_writer {
     te__st_list list;
     te_module *model;
     const te__lm_rule *names;
+    bool reads; /* another rank writes: this one has parts of parameters, which it gives */
 } te__hf_writer;
+
+/* Lists a tensor under the name that file tensor i of the group has. */
+static bool te__hf_list_add(te__hf_writer *w, te_module *m, const te__lm_group *g, int i, te_tensor *x,
+                            te_entry_kind kind) {
+    char name[TE__LM_NAME];
+    return te__lm_member(g, TE__LM_FILE, i, name) && (w->reads || te__st_list_add(&w->list, m, name, x, kind));
+}
+/* Lists the experts that the ranks have in the place of the one whose parameter x is. All ranks must call it. */
+static bool te__hf_list_experts(te__hf_writer *w, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te_ctx *te = w->list.te;
+    te_tensor *plain, *all;
+    const int64_t rows = x->shape[0];
+    bool fine = true;
+    int k;
+    te__frame_begin(te);
+    plain = x->quantized ? te_dequantize(x, TE_DTYPE_NONE) : te_tensor_contiguous(x);
+    all = te__gather(x->split->group, plain);
+    te__frame_end(te, &all, 1);
+    for (k = 0; k < x->split->size && all && fine; k++) {
+        te__lm_group g;
+        char other[TE__LM_NAME];
+        fine = te__hf_expert_path(w->model, x, path, k, other);
+        if (fine) te__lm_group_of(w->names, w->model, other, &g);
+        fine = fine && te__hf_list_add(w, m, &g, 0, te_tensor_narrow(all, 0, k * rows, rows), kind);
+    }
+    return all && fine;
+}
 
 /* A visitor of parameters. At the first parameter of a group (te__lm_group), adds the file tensors of the group to the
  * writer's list. */
@@ -571,13 +638,12 @@ static bool te__hf_list_group(void *user, te_module *m, const char *path, te_ten
     te_tensor **parts;
     te__lm_group g;
     te_result result;
-    char name[TE__LM_NAME];
     int i, n, place;
-    (void)x;
     if (kind != TE_ENTRY_PARAMETER) return true;
     place = te__lm_group_of(w->names, w->model, path, &g);
     if (!te__lm_is_complete(&g, w->model)) return false;
     if (place > 0) return true;
+    if (te__hf_expert_ranks(x) > 1 && !g.stacked[TE__LM_MODEL]) return te__hf_list_experts(w, m, path, x, kind);
     n = g.count[TE__LM_FILE];
     parts = (te_tensor **)te__alloc_zero(te, (size_t)n * sizeof(te_tensor *));
     if (!parts) return false;
@@ -585,8 +651,7 @@ static bool te__hf_list_group(void *user, te_module *m, const char *path, te_ten
     result = te__lm_put_out(&g, w->model, parts);
     te__frame_end(te, parts, n);
     for (i = 0; i < n && result == TE_OK; i++)
-        if (!te__lm_member(&g, TE__LM_FILE, i, name) || !te__st_list_add(&w->list, m, name, parts[i], kind))
-            result = te_error_code(te);
+        if (!te__hf_list_add(w, m, &g, i, parts[i], kind)) result = te_error_code(te);
     te__free(te, parts);
     return result == TE_OK;
 }
@@ -596,11 +661,28 @@ static bool te__hf_has_no_adapters(void *user, te_module *m) {
     return !te_module_attribute(m, TE__LORA, NULL);
 }
 
-TE_API te_result te_hf_save(te_module *model, const char *folder) {
+/* Writes the folder, with the tensors of the list. */
+static te_result te__hf_write(const te__hf_writer *w, const te__causal_lm *s, const char *folder) {
     static const te_metadata format[1] = {{"format", "pt"}}; /* transformers refuses a file without this entry */
+    te_ctx *te = w->list.te;
+    te__text path = TE_ZERO, why = TE_ZERO;
+    te_result result = TE_OK;
+    if (!te__dir_make(folder, &why)) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+    if (result == TE_OK && te__hf_join(&path, te, folder, "model.safetensors"))
+        result = te__st_write_with(te, path.s, w->list.items, w->list.n, s->kept, s->num_kept, format, 1);
+    if (result == TE_OK && te__hf_join(&path, te, folder, "config.json") &&
+        !te__file_write_atomic(path.s, s->config, strlen(s->config), &why))
+        result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+    if (result == TE_OK) result = te->error_code;
+    if (result == TE_OK && !te__hf_write_carried(te, s->carried, folder)) result = te_error_code(te);
+    te__text_free(&path);
+    te__text_free(&why);
+    return result;
+}
+
+TE_API te_result te_hf_save(te_module *model, const char *folder) {
     const te__causal_lm *s;
     te__hf_writer w = TE_ZERO;
-    te__text path = TE_ZERO, why = TE_ZERO;
     te_result result;
     te_ctx *te;
     if (!model) return TE_ERR_STATE;
@@ -619,21 +701,14 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     w.list.te = te;
     w.model = model;
     w.names = s->names;
+    w.reads = te__group_rank(s->world) > 0;
     te__frame_begin(te);
     te_no_grad_begin(te);
     result = te_module_visit_tensors(model, te__hf_list_group, &w) ? TE_OK : te_error_code(te);
-    if (result == TE_OK && !te__dir_make(folder, &why)) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
-    if (result == TE_OK && te__hf_join(&path, te, folder, "model.safetensors"))
-        result = te__st_write_with(te, path.s, w.list.items, w.list.n, s->kept, s->num_kept, format, 1);
-    if (result == TE_OK && te__hf_join(&path, te, folder, "config.json") &&
-        !te__file_write_atomic(path.s, s->config, strlen(s->config), &why))
-        result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
-    if (result == TE_OK) result = te->error_code;
-    if (result == TE_OK && !te__hf_write_carried(te, s->carried, folder)) result = te_error_code(te);
+    if (result == TE_OK && !w.reads) result = te__hf_write(&w, s, folder);
     te_no_grad_end(te);
+    result = te__ckpt_agree(s->world, te, result);
     te__frame_end(te, NULL, 0);
     te__st_list_free(&w.list);
-    te__text_free(&path);
-    te__text_free(&why);
     return result;
 }

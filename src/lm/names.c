@@ -8,6 +8,7 @@ typedef struct te__lm_group {
     const te__lm_rule *rule;
     char text[TE__LM_NAME]; /* the text that "@" stands for */
     int64_t number;         /* the number that "*" stands for if both sides have "*" */
+    int64_t first;          /* the first number of this rank's parameters, if only `model` has "*" (experts) */
     int count[2];           /* count[TE__LM_FILE]: number of tensors of the file; count[TE__LM_MODEL]: number of
                              * parameters */
     bool stacked[2];        /* stacked[TE__LM_FILE]: only `file` of the rule has "*"; stacked[TE__LM_MODEL]: only
@@ -57,7 +58,8 @@ static int te__lm_patterns(const char *const *patterns) {
 static bool te__lm_member(const te__lm_group *g, int side, int i, char *name) {
     const char *const *patterns = side == TE__LM_FILE ? g->rule->file : g->rule->model;
     const int n = te__lm_patterns(patterns);
-    return te__lm_expand(patterns[i % n], g->text, g->stacked[side] ? i / n : g->number, name);
+    const int64_t first = side == TE__LM_MODEL ? g->first : 0;
+    return te__lm_expand(patterns[i % n], g->text, g->stacked[side] ? first + i / n : g->number, name);
 }
 
 /* ---- groups ---- */
@@ -95,7 +97,11 @@ static int te__lm_group_of(const te__lm_rule *rules, te_module *m, const char *n
     g->stacked[TE__LM_MODEL] = stars[TE__LM_MODEL] && !stars[TE__LM_FILE];
     files = g->count[TE__LM_FILE] = te__lm_patterns(g->rule->file);
     models = g->count[TE__LM_MODEL] = te__lm_patterns(g->rule->model);
-    place = p + (g->stacked[TE__LM_MODEL] ? (int)g->number * models : 0);
+    for (g->first = g->stacked[TE__LM_MODEL] ? g->number : 0; g->first > 0; g->first--) {
+        char before[TE__LM_NAME];
+        if (!te__lm_expand(g->rule->model[0], g->text, g->first - 1, before) || !te__lm_parameter(m, before)) break;
+    }
+    place = p + (g->stacked[TE__LM_MODEL] ? (int)(g->number - g->first) * models : 0);
     if (place > 0) return place;
     if (g->stacked[TE__LM_FILE]) g->count[TE__LM_FILE] = (int)te__lm_parameter(m, name)->shape[0] * files;
     while (g->stacked[TE__LM_MODEL] && te__lm_model_tensor(g, m, g->count[TE__LM_MODEL]))
@@ -114,17 +120,30 @@ static bool te__lm_is_complete(const te__lm_group *g, te_module *m) {
     }
     return true;
 }
+/* What the ranks have of a parameter; NULL: each has the whole. */
+static const te__split *te__lm_split(const te_tensor *x) { return x->split && x->split->size > 1 ? x->split : NULL; }
+/* The number of ranks among which the experts of a group are divided. */
+static int te__lm_expert_ranks(const te__lm_group *g, te_module *m) {
+    const te_tensor *x = te__lm_model_tensor(g, m, 0);
+    const te__split *s = x ? te__lm_split(x) : NULL;
+    return s && s->dim < 0 ? s->size : 1;
+}
+/* The size of dimension `dim` of a parameter as a matrix, on all ranks together. */
+static int64_t te__lm_size(const te_tensor *x, int dim) {
+    const te__split *s = te__lm_split(x);
+    return (dim ? te__cols(x) : te__rows(x)) * (s && s->dim == dim ? s->size : 1);
+}
 /* Returns true if the group is a single tensor of the file and a single parameter, with the same shape. */
 static bool te__lm_is_whole(const te__lm_group *g) {
     return g->count[TE__LM_FILE] == 1 && g->count[TE__LM_MODEL] == 1 && !g->stacked[TE__LM_FILE] &&
            !g->stacked[TE__LM_MODEL] && !g->rule->transposed;
 }
-/* Returns the total number of rows of all parameters of the group. */
+/* Returns the total number of rows of all parameters of the group, on all ranks together. */
 static int64_t te__lm_group_rows(const te__lm_group *g, te_module *m) {
     int64_t rows = 0;
     int i;
-    for (i = 0; i < g->count[TE__LM_MODEL]; i++) rows += te__rows(te__lm_model_tensor(g, m, i));
-    return rows;
+    for (i = 0; i < g->count[TE__LM_MODEL]; i++) rows += te__lm_size(te__lm_model_tensor(g, m, i), 0);
+    return rows * (g->stacked[TE__LM_MODEL] ? te__lm_expert_ranks(g, m) : 1);
 }
 /* Writes to `shape` the shape that each file tensor of the group has. Returns the number of dimensions. */
 static int te__lm_file_shape(const te__lm_group *g, te_module *m, int64_t *shape) {
@@ -132,12 +151,14 @@ static int te__lm_file_shape(const te__lm_group *g, te_module *m, int64_t *shape
     int ndim = 0;
     if (te__lm_is_whole(g)) {
         memcpy(shape, first->shape, (size_t)first->ndim * sizeof(int64_t));
+        if (te__lm_split(first) && first->split->dim >= 0) shape[first->split->dim] *= first->split->size;
         return first->ndim;
     }
-    if (g->stacked[TE__LM_MODEL]) shape[ndim++] = g->count[TE__LM_MODEL] / te__lm_patterns(g->rule->model);
+    if (g->stacked[TE__LM_MODEL])
+        shape[ndim++] = g->count[TE__LM_MODEL] / te__lm_patterns(g->rule->model) * te__lm_expert_ranks(g, m);
     shape[ndim + g->rule->transposed] =
         te__lm_group_rows(g, m) / g->count[TE__LM_FILE] / (g->stacked[TE__LM_MODEL] ? shape[0] : 1);
-    shape[ndim + !g->rule->transposed] = te__cols(first);
+    shape[ndim + !g->rule->transposed] = te__lm_size(first, 1);
     return ndim + 2;
 }
 /* Writes to `file` the name that parameter `name` has in the file. The parameter must correspond to one whole tensor of
@@ -180,7 +201,14 @@ static te_tensor *te__lm_matrix(te_tensor *x, bool transposed) {
 /* Casts x to the parameter's dtype, views it in the parameter's shape, and copies it to the parameter. A quantized
  * parameter is quantized again. */
 static te_result te__lm_give(te_tensor *parameter, te_tensor *x) {
-    te_tensor *value = te_tensor_cast(x, parameter->dtype);
+    const te__split *s = te__lm_split(parameter);
+    te_tensor *value;
+    if (x && s && s->dim >= 0) { /* this rank's part of it */
+        const int64_t own = parameter->shape[s->dim];
+        if (x->ndim != parameter->ndim && s->dim == 0) x = te_tensor_view(x, 1, &x->shape[0]);
+        x = te_tensor_contiguous(te_tensor_narrow(x, s->dim, te__group_rank(s->group) * own, own));
+    }
+    value = te_tensor_cast(x, parameter->dtype);
     if (value && value->ndim != parameter->ndim) value = te_tensor_view(value, parameter->ndim, parameter->shape);
     if (!value) return te_error_code(parameter->te);
     return parameter->quantized ? te__primary_start(parameter, value) : te_tensor_copy(parameter, value);
@@ -193,31 +221,38 @@ static te_result te__lm_take_in(const te__lm_group *g, te_module *m, te_tensor *
     int64_t at = 0;
     int i;
     if (te__lm_is_whole(g)) return te__lm_give(te__lm_model_tensor(g, m, 0), parts[0]);
+    if (g->stacked[TE__LM_MODEL]) at = g->first * (te__lm_group_rows(g, m) / te__lm_expert_ranks(g, m) /
+                                                   (g->count[TE__LM_MODEL] / te__lm_patterns(g->rule->model)));
     for (i = 0; i < g->count[TE__LM_FILE]; i++)
         parts[i] = te__lm_matrix(te_tensor_cast(parts[i], dtype), g->rule->transposed);
     all = te__lm_joined(parts, g->count[TE__LM_FILE]);
     for (i = 0; i < g->count[TE__LM_MODEL] && all && result == TE_OK; i++) {
         te_tensor *x = te__lm_model_tensor(g, m, i);
-        result = te__lm_give(x, te_tensor_narrow(all, 0, at, te__rows(x)));
-        at += te__rows(x);
+        result = te__lm_give(x, te_tensor_narrow(all, 0, at, te__lm_size(x, 0)));
+        at += te__lm_size(x, 0);
     }
     return all ? result : te_error_code(m->te);
 }
 /* The inverse of te__lm_take_in: computes the file tensors of a group from its parameters, and stores them in `parts`,
- * which has count[TE__LM_FILE] entries. */
+ * which has count[TE__LM_FILE] entries. Ranks that share parameters gather them: all must call it. */
 static te_result te__lm_put_out(const te__lm_group *g, te_module *m, te_tensor **parts) {
     te_ctx *te = m->te;
     const int n = g->count[TE__LM_MODEL], files = g->count[TE__LM_FILE];
     te_tensor **members = (te_tensor **)te__alloc_zero(te, (size_t)n * sizeof(te_tensor *)), *all = NULL;
     int64_t shape[TE_MAX_DIMS];
     const int ndim = te__lm_file_shape(g, m, shape);
+    const te__split *split;
     int i;
     for (i = 0; i < n && members; i++) {
         members[i] = te__lm_model_tensor(g, m, i);
+        split = te__lm_split(members[i]);
         if (members[i]->quantized) members[i] = te_dequantize(members[i], TE_DTYPE_NONE);
+        if (split && split->dim >= 0) members[i] = te__split_whole(members[i], split);
         if (!te__lm_is_whole(g)) members[i] = te__lm_matrix(members[i], false);
     }
     if (members) all = te__lm_joined(members, n);
+    if (g->stacked[TE__LM_MODEL] && te__lm_expert_ranks(g, m) > 1)
+        all = te__gather(te__lm_model_tensor(g, m, 0)->split->group, all);
     te__free(te, members);
     for (i = 0; i < files && all; i++) {
         te_tensor *x = all;

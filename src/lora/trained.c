@@ -75,6 +75,7 @@ static te_result te__trained_copy(te_module *m, te__entry *e, te_tensor **before
     if (result == TE_OK && main_grad) result = te_tensor_set_main_grad(copy, main_grad);
     if (result == TE_OK) {
         te_tensor_set_sequence_parallel(copy, x->sequence_parallel);
+        te__split_same(copy, x);
         *before = x; /* takes over the entry's reference */
         e->tensor = te_tensor_retain(copy);
     }
@@ -160,6 +161,7 @@ static bool te__trained_follow(void *user, te_module *m) {
         if (cast && now->name) te_tensor_set_name(cast, now->name);
         if (m->te->error_code == TE_OK) {
             te_tensor_set_sequence_parallel(cast, now->sequence_parallel);
+            te__split_same(cast, now);
             te_tensor_release(item->before);
             item->before = te_tensor_retain(cast);
         }

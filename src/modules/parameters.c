@@ -43,34 +43,12 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
     return te_op_random(x->te, &args);
 }
 
-/* The division of a weight among ranks. Each rank has an equal part of the columns, or of the rows of each block
- * (queries, keys, values). */
-typedef struct te__sharding {
-    int num_blocks;   /* 0: one block */
-    int64_t block[3]; /* rows of each block in the whole weight */
-} te__sharding;
-
-/* Copies this rank's shard of `whole` to x. */
-static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parallel *p, const te__sharding *sharding) {
-    int64_t rank = te__group_rank(p->group), from = 0, to = 0;
-    te_result result = TE_OK;
-    int i, blocks = sharding->num_blocks ? sharding->num_blocks : 1;
-    if (p->mode == TE_PARALLEL_ROW)
-        return te_tensor_copy(x, te_tensor_narrow(whole, 1, rank * x->shape[1], x->shape[1]));
-    for (i = 0; i < blocks && result == TE_OK; i++) {
-        int64_t rows = sharding->num_blocks ? sharding->block[i] : whole->shape[0], own = rows / p->size;
-        result = te_tensor_copy(te_tensor_narrow(x, 0, to, own), te_tensor_narrow(whole, 0, from + rank * own, own));
-        from += rows;
-        to += own;
-    }
-    return result;
-}
 /* Initializes a weight. Each rank draws the whole weight, so that the values do not depend on the number of ranks,
  * and the random states of all ranks stay equal. */
 static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init, te_parallel_mode mode,
                                  const te__sharding *sharding) {
     te__parallel p = m->parallel;
-    te__sharding one = TE_ZERO;
+    te__split split = te__split_of(&p, mode, sharding);
     te_tensor *plain, *whole;
     te_result result;
     int64_t shape[2];
@@ -97,7 +75,7 @@ static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init
     }
     if (result == TE_OK && whole != plain) {
         x->te->tape.no_grad++;
-        result = te__take_shard(plain, whole, &p, sharding ? sharding : &one);
+        result = te__split_take(plain, whole, &split);
         x->te->tape.no_grad--;
     }
     if (result == TE_OK && x->quantized) result = te__primary_start(x, plain);
@@ -301,6 +279,8 @@ static te_result te__group_set(te_module *m, te_group *group, bool check) {
     if (m->parallel.size > 1 && !check) {
         m->parallel.group = group;
         m->met = 0;
+        for (i = 0; i < m->num_entries; i++)
+            if (m->entries[i].tensor->split) m->entries[i].tensor->split->group = group;
     }
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_set(m->children[i], group, check);
     return result;
@@ -366,6 +346,14 @@ static te_result te__parallel_ready(const te_module *m) {
                     "%s: %d ranks share its work (tp_size) and it has no group; call te_set_tensor_parallel_group, or "
                     "create it with tp_group",
                     m->cls->name, m->parallel.size);
+}
+/* Notes which part of a parameter this rank of a tensor-parallel module has. Rows of `sharding` (NULL: one block) are
+ * divided, or the columns (TE_PARALLEL_ROW), and nothing for TE_PARALLEL_NONE. */
+static void te__split_mark(te_module *m, te_tensor *x, te_parallel_mode mode, const te__sharding *sharding) {
+    if (!x || m->parallel.size < 2 || mode == TE_PARALLEL_NONE) return;
+    te__free(m->te, x->split);
+    x->split = (te__split *)te__alloc_zero(m->te, sizeof(te__split));
+    if (x->split) *x->split = te__split_of(&m->parallel, mode, sharding);
 }
 /* Returns m's parallelism with the mode of one product. */
 static te__parallel te__parallel_as(const te_module *m, te_parallel_mode mode) {
@@ -440,11 +428,13 @@ static te_result te__split_rows(te_module *m, const te_parameters_split *split, 
                     m->cls->name, (long long)sum, (long long)out);
 }
 
-/* Adds the weights and biases of a GEMM. `out` and `in` are the sizes of the weight before it is divided among
- * ranks. */
+/* Adds the weights and biases of a GEMM. `out` and `in` are the sizes of the weight before it is divided among ranks,
+ * and `sharding` its blocks. */
 static void te__product_open(te_module *m, te__product_params *p, te_parallel_mode mode,
-                             const te_parameters_split *split, const te_gemm_options *o, int64_t out, int64_t in) {
+                             const te_parameters_split *split, const te_gemm_options *o, int64_t out, int64_t in,
+                             const te__sharding *sharding) {
     te_dtype dtype = o->params_dtype ? o->params_dtype : TE_BF16;
+    int i;
     int64_t rows[TE__MAX_NODE_TENSORS], own = mode == TE_PARALLEL_COLUMN ? te__per_rank(m, out) : out;
     p->count = split->count > 1 ? split->count : 1;
     p->weights = m->num_entries;
@@ -474,6 +464,9 @@ static void te__product_open(te_module *m, te__product_params *p, te_parallel_mo
         if (!o->no_bias) te__add_parts(m, split, rows, "bias", dtype, 0);
     }
     if (!o->no_bias) p->biases = p->weights + p->count;
+    for (i = p->weights; i < m->num_entries; i++) /* a row-parallel bias is whole on each rank */
+        if (m->entries[i].tensor->ndim == 2 || mode == TE_PARALLEL_COLUMN)
+            te__split_mark(m, m->entries[i].tensor, mode, sharding);
 }
 
 typedef struct te__join_state {

@@ -13,10 +13,16 @@ typedef struct te__moe_block {
                            * and `name` are read. */
     te_init init;
     te_activation activation;     /* must be gated */
+    te_group *ep_group;           /* ranks that share the experts, or NULL */
     const char *gate, *up, *down; /* names of an expert's Linears; string literals */
 } te__moe_block;
 
 static te_module *te__block_expert(const te_module *experts, int i) { return te_module_child(experts, i); }
+
+/* Returns the number that this rank's expert i has among the experts of all ranks. */
+static int te__block_number(const te__moe_block *b, int i) {
+    return te__group_rank(b->ep_group) * (b->config.n_routed_experts / te__group_size(b->ep_group)) + i;
+}
 
 /* Returns the parameter `kind` ("weight" or "bias") of a Linear of expert i. `m` is a GroupedLinear that has the same
  * name as the Linear. */
@@ -63,7 +69,7 @@ static void te__block_linear(te_module *parent, const te__moe_block *b, const ch
     l.gemm.params_dtype = b->config.dtype;
     if (grouped) {
         g.name = name;
-        g.num_gemms = b->config.n_routed_experts;
+        g.num_gemms = b->config.n_routed_experts / te__group_size(b->ep_group);
         g.in_features = in;
         g.out_features = out;
         g.gemm = l.gemm;
@@ -86,6 +92,7 @@ static void te__block_linears(te_module *parent, const te__moe_block *b, bool gr
 static te_module *te__block_expert_create(te_ctx *te, const te__moe_block *b, const char *name) {
     te__gated_mlp state = TE_ZERO;
     te_module *outer, *m;
+    int i, k;
     state.gate = b->gate;
     state.up = b->up;
     state.down = b->down;
@@ -93,6 +100,9 @@ static te_module *te__block_expert_create(te_ctx *te, const te__moe_block *b, co
     m = te__gated_mlp_open(te, name, &state, &outer);
     if (!m) return NULL;
     te__block_linears(m, b, false);
+    for (i = 0; te__group_size(b->ep_group) > 1 && i < m->num_children; i++)
+        for (k = 0; k < m->children[i]->num_entries; k++)
+            te__split_own(m->children[i]->entries[k].tensor, b->ep_group);
     return te__close_part(m, outer);
 }
 static te_module *te__block_experts_create(te_ctx *te, const te__moe_block *b) {
@@ -104,14 +114,15 @@ static te_module *te__block_experts_create(te_ctx *te, const te__moe_block *b) {
     s->config = b->config;
     s->config.name = NULL;
     s->activation = b->activation;
-    s->ranks = 1;
-    s->local = b->config.n_routed_experts;
+    s->group = b->ep_group;
+    s->ranks = te__group_size(b->ep_group);
+    s->local = b->config.n_routed_experts / s->ranks;
     s->linears[TE__EXPERTS_UP][0] = s->proj[0] = b->gate;
     s->linears[TE__EXPERTS_UP][1] = s->proj[1] = b->up;
     s->linears[TE__EXPERTS_DOWN][0] = s->proj[2] = b->down;
     for (i = 0; i < s->local && te_error_code(te) == TE_OK; i++) {
         char name[16];
-        snprintf(name, sizeof(name), "%d", i);
+        snprintf(name, sizeof(name), "%d", te__block_number(b, i));
         te__adopt(m, name, te__block_expert_create(te, b, name));
     }
     te__block_linears(m, b, true);

@@ -8,6 +8,8 @@ typedef struct te__dispatch {
     int ranks, local;    /* ranks that share the experts; experts on each rank */
     te_tensor *map;      /* row_id_map of te_op_moe_permute: an index map, or a mask map if topk is 0 */
     int64_t topk, tokens; /* experts chosen for each token; tokens of this rank */
+    int64_t chosen;      /* experts chosen for each token, with a mask map as well */
+    int64_t rows;        /* with a mask map: tokens that are sorted, of all ranks */
     int64_t copies;      /* upper bound of the number of copies of tokens (one for each chosen expert); only with a mask
                           * map */
     te_dtype dtype;      /* format of the tokens */
@@ -123,7 +125,7 @@ static te_tensor *te__sum_copies(const te__dispatch *d, te_tensor *rows, bool we
     state.dtype = rows->dtype;
     args.x = rows;
     args.row_id_map = d->map;
-    args.y = te__empty_2d(rows->te, rows->dtype, d->topk ? te__numel(d->map) / d->topk : d->tokens, te__cols(rows));
+    args.y = te__empty_2d(rows->te, rows->dtype, d->topk ? te__numel(d->map) / d->topk : d->rows, te__cols(rows));
     if (!args.y) return NULL;
     return te__record("combine", te__checked(args.y, te_op_moe_unpermute(rows->te, &args)), te__unpermute_backward,
                       &state, sizeof(state), &rows, 1, saved, 4);
@@ -158,18 +160,42 @@ static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
     return y;
 }
 
-/* Fills *r with the rows of all experts. All experts must be on this rank. `choice` is the routing map u8
- * [tokens, experts]. Fills r->probs only if `weighted` is true. */
+/* Returns the columns of this rank's experts in x [T, experts of all ranks]. */
+static te_tensor *te__own_columns(const te__dispatch *d, te_tensor *x) {
+    return te_tensor_contiguous(te_tensor_narrow(x, 1, (int64_t)te__group_rank(d->group) * d->local, d->local));
+}
+/* Gathers tokens, weights and choices of all ranks. Keeps the columns of this rank's experts. */
+static te_result te__gather_map(te__dispatch *d, te_tensor **x, te_tensor **choice) {
+    te_result result = te__longest_tokens(d, d->group->te);
+    if (result != TE_OK) return result;
+    *x = te__gather_tokens(d, *x);
+    d->weights = *x ? te__gather_tokens(d, d->weights) : NULL;
+    *choice = d->weights ? te__gather(d->group, te__padded_tokens(*choice, d->longest, 0.0)) : NULL;
+    if (!*choice) return te_error_code(d->group->te);
+    d->rows = d->ranks * d->longest;
+    d->copies = d->rows * te__min(d->chosen, d->local);
+    d->weights = te__own_columns(d, d->weights);
+    *choice = te__own_columns(d, *choice);
+    return d->weights && *choice ? TE_OK : te__refuse(d->group, TE__ALL_REDUCE, te_error_code(d->group->te));
+}
+/* Fills *r with the rows of this rank's experts. `choice` is the routing map u8 [tokens, experts of all ranks]. Fills
+ * r->probs only if `weighted` is true. */
 static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choice, bool weighted, te__expert_rows *r) {
-    if (d->copies > INT32_MAX)
-        return te__fail(x->te, TE_ERR_SHAPE,
-                        "experts: %lld copies of %lld tokens, one for each expert of each; at most 2^31 are possible",
-                        (long long)d->copies, (long long)d->tokens);
+    te_result result = d->ranks > 1 ? te__gather_map(d, &x, &choice) : TE_OK;
+    if (result != TE_OK) return result;
+    if (d->copies > INT32_MAX) {
+        result = te__fail(
+            x->te, TE_ERR_SHAPE,
+            "experts: %lld copies of %lld tokens, one for each expert of each; at most 2^31 are possible",
+            (long long)d->copies, (long long)d->rows);
+        return d->ranks > 1 ? te__refuse(d->group, TE__ALL_REDUCE, result) : result;
+    }
     r->sizes = te__empty_1d(x->te, TE_I64, d->local);
     d->map = r->sizes ? te__moe_mask_map(choice, r->sizes) : NULL;
     r->x = d->map ? te__permute("dispatch", x, d->map, 0, NULL, weighted ? d->weights : NULL, &r->probs, d->copies)
                   : NULL;
-    return r->x ? TE_OK : te_error_code(x->te);
+    if (r->x) return TE_OK;
+    return d->ranks > 1 ? te__refuse(d->group, TE__ALL_REDUCE, te_error_code(x->te)) : te_error_code(x->te);
 }
 /* Fills *r from the tokens of all ranks, for the dispatcher "torch". If `on_host` is true, waits for the device and
  * fills r->host. Otherwise r->x may have unused rows at the end. */

@@ -60,7 +60,7 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
         return te_error_code(m->te);
     map = k->dtype == TE_U8 && s->linears[0][1]; /* a routing map is possible only for the experts of moe/block.c */
     if (w->ndim != 2 || !te__same_shape(w, k) || w->shape[0] != te__rows(*x) || w->shape[1] < 1 ||
-        !(map ? w->shape[1] == s->local : te__is_index(k->dtype)))
+        !(map ? w->shape[1] == (int64_t)s->local * s->ranks : te__is_index(k->dtype)))
         return te__fail(
             m->te, TE_ERR_SHAPE,
             "%s: topk_weights are %s and topk_indices %s %s; both must be [%lld, K], and indices i32 or i64",
@@ -74,7 +74,9 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     d->local = s->local;
     d->tokens = te__rows(*x);
     d->topk = map ? 0 : w->shape[1];
-    d->copies = d->tokens * s->config.n_activated_experts;
+    d->rows = d->tokens;
+    d->chosen = s->config.n_activated_experts;
+    d->copies = d->tokens * d->chosen;
     d->weights = te_tensor_cast(te_tensor_contiguous(w), TE_F32);
     *indices = te_tensor_contiguous(k);
     return d->weights && *indices ? TE_OK : te_error_code(m->te);

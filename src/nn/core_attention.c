@@ -133,6 +133,12 @@ static te_module *te__attn_core_create(te_ctx *te, const te__attn_impl *impl, co
 
 /* ---- SDPA ---- */
 
+typedef struct te__sdpa_module {
+    te__attn_core core;
+    te__context context; /* the ranks that share sequences (context parallelism) */
+    const char *rng;     /* the random state of its dropout, a literal; NULL: the context's */
+} te__sdpa_module;
+
 static te_result te__sdpa_prepare(te_module *m, const te_forward_args *args, te__attn_run *run) {
     if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) return TE_ERR_UNSUPPORTED;
     run->part[0] = args->input;
@@ -147,12 +153,27 @@ static te_tensor *te__sdpa_attend(te_module *m, te__attn_run *run) {
     (void)m;
     return te__attention_run(run->part, NULL, &run->told);
 }
+/* The same for an SDPA, whose model ranks may share. */
+static te_tensor *te__sdpa_attend_shared(te_module *m, te__attn_run *run) {
+    te__sdpa_module *s = (te__sdpa_module *)m->state;
+    const bool forks = s->rng && run->told.rule.dropout_p > 0.0f;
+    te_tensor *y;
+    if (forks && te_rng_fork_begin(m->te, s->rng) != TE_OK) {
+        if (te__context_size(&s->context) > 1)
+            te__context_attention_run(run->part, &run->told, &s->context, te_error_code(m->te));
+        return NULL;
+    }
+    y = te__context_size(&s->context) > 1 ? te__context_attention_run(run->part, &run->told, &s->context, TE_OK)
+                                          : te__sdpa_attend(m, run);
+    if (forks) te_rng_fork_end(m->te);
+    return y;
+}
 static const te__attn_impl te__sdpa = {
-    {"SDPA", sizeof(te__attn_core), te__attn_core_forward, NULL, NULL},
+    {"SDPA", sizeof(te__sdpa_module), te__attn_core_forward, NULL, NULL},
     "te_sdpa_create",
     {"rule.mask", "format", "rule.softmax_type", "rule.bottom_right_diagonal", "rule.dropout_p"},
     te__sdpa_prepare,
-    te__sdpa_attend};
+    te__sdpa_attend_shared};
 
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
     static const char who[] = "te_sdpa_create";
@@ -173,6 +194,14 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
     return NULL;
 }
 
+/* Makes an SDPA the core of a model that ranks share: those of `cp` have chunks of each sequence, those of `tp` other
+ * heads. */
+static void te__sdpa_share(te_module *m, te_group *cp, bool windows, te_group *tp) {
+    te__sdpa_module *s = m ? (te__sdpa_module *)m->state : NULL;
+    if (!s) return;
+    s->context = te__context_of(cp, NULL, windows ? TE_CP_ALL_GATHER : TE_CP_P2P);
+    if (te__group_size(tp) > 1) s->rng = TE_DIST_RNG;
+}
 /* Returns true if m is an SDPA that computes its class's forward. */
 static bool te__is_plain_sdpa(const te_module *m) { return m && m->cls == &te__sdpa.cls && !m->own_forward; }
 
@@ -637,9 +666,10 @@ static te__dpa_module *te__dpa_of(const te_module *m) {
     return m->cls == &te__dpa.cls ? (te__dpa_module *)m->state : NULL;
 }
 
-/* Returns the context-parallel state of a core, or NULL if the core is not a DotProductAttention. */
+/* Returns the context-parallel state of a core, or NULL if the core has none. */
 static te__context *te__context_of_core(const te_module *core) {
     te__dpa_module *s = core && !core->own_forward ? te__dpa_of(core) : NULL;
+    if (te__is_plain_sdpa(core)) return &((te__sdpa_module *)core->state)->context;
     return s ? &s->context : NULL;
 }
 static te_result te__context_set(te_module *m, te_group *cp, te_group *p2p, te_cp_comm comm) {
@@ -671,8 +701,10 @@ static te_module *te__dpa_create(te_ctx *te, te__attn_core core, const te_parall
     m->takes_packed = m->has_fp8_output = true;
     if (te__dpa_share(m, te__dpa.who, p->cp_group, p->cp_p2p_group, p->cp_comm_type) == TE_OK &&
         te__heads_shared(m, p, TE_PARALLEL_COLUMN, core.heads, core.groups) &&
-        core.desc.rule.softmax_type == TE_SOFTMAX_LEARNABLE)
+        core.desc.rule.softmax_type == TE_SOFTMAX_LEARNABLE) {
         te__add_weight(m, "softmax_offset", TE_F32, te__per_rank(m, core.heads), 0);
+        te__split_mark(m, te_module_parameter(m, "softmax_offset"), TE_PARALLEL_COLUMN, NULL);
+    }
     if (o) {
         s->cross = o->attention_type == TE_ATTENTION_CROSS;
         s->return_max_logit = o->return_max_logit;

@@ -3,7 +3,7 @@
 
 /* Returns true if m is a Linear that computes its class's forward, so that nobody reads its output while it runs. */
 static bool te__is_plain_linear(const te_module *m) {
-    return m && m->cls == &te__linear_class && !m->own_forward && !te__runs_graphs(m) &&
+    return m && m->cls == &te__linear_class && !m->own_forward && !te__runs_graphs(m) && m->parallel.size < 2 &&
            !((const te__linear_module *)m->state)->desc.gemm.return_bias;
 }
 

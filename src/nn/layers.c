@@ -322,7 +322,7 @@ static te_module *te__linear_built(te_module *m) {
     if (s && m->te->error_code == TE_OK) {
         const te_linear_desc *d = &s->desc;
         te__product_open(m, &s->params, d->parallel.parallel_mode, &d->parameters_split, &d->gemm, d->out_features,
-                         d->in_features);
+                         d->in_features, &s->sharding);
         if (d->parallel.parallel_mode == TE_PARALLEL_ROW) te__product_tag_bias(m, &s->params);
     }
     return te__module_built(m);

@@ -157,6 +157,9 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
         te__add_product_weight(m, "fc2_weight", desc->gemm.params_dtype, desc->hidden_size, ffn);
         if (!desc->gemm.no_bias) te__add_weight(m, "fc2_bias", desc->gemm.params_dtype, desc->hidden_size, 0);
         if (m->parallel.sequence) te_tensor_set_sequence_parallel(te_module_parameter(m, "fc2_bias"), true);
+        te__split_mark(m, te_module_parameter(m, "fc1_weight"), te__mlp_mode(s, TE__FC1), &s->fc1_sharding);
+        te__split_mark(m, te_module_parameter(m, "fc1_bias"), te__mlp_mode(s, TE__FC1), &s->fc1_sharding);
+        te__split_mark(m, te_module_parameter(m, "fc2_weight"), te__mlp_mode(s, TE__FC2), NULL);
     }
     return te__module_built(m);
 }

@@ -281,6 +281,8 @@ static te_result te__ckpt_read(te__ckpt_plan *p) {
         else
             result = te_tensor_copy((te_tensor *)x->tensor, te__ckpt_read_new(files, x->name));
     }
+    for (i = 0; i < p->have.num_parts && result == TE_OK; i++)
+        result = te__split_take(p->have.parts[i].x, p->have.parts[i].whole, p->have.parts[i].split);
     return result == TE_OK ? te__ckpt_read_slices(&p->have) : result;
 }
 /* Makes what follows from the tensors that were read, and sets the numbers of the optimizer and the random state. */

@@ -27,6 +27,12 @@ typedef struct te__ckpt_slice {
     int part;          /* of `value`, if that is stored quantized: `tensor` is a copy of its rows of codes */
 } te__ckpt_slice;
 
+/* Loading: a tensor of which this rank has a part, and the whole one that the file has. */
+typedef struct te__ckpt_part {
+    te_tensor *x, *whole; /* te__frame_end in te_model_load releases `whole` */
+    const te__split *split;
+} te__ckpt_part;
+
 /* The tensors of a module tree and of an optimizer, each with its name in the file. */
 typedef struct te__ckpt {
     te_ctx *te;
@@ -35,6 +41,9 @@ typedef struct te__ckpt {
     te__st_list values; /* loading: quantized weights that the file holds in high precision */
     te__ckpt_slice *slices;
     int num_slices, cap_slices;
+    te__ckpt_part *parts;
+    int num_parts, cap_parts;
+    bool told;       /* saving: the other ranks know that this one has failed */
     bool sharded;    /* parameters are sharded, over the ranks of `group` */
     te_group *group;
     te_tensor **turn; /* loading: quantized weights whose column-wise copy the file lacks; this copy is made from the
@@ -44,6 +53,28 @@ typedef struct te__ckpt {
 
 static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) {
     return te__st_list_put(&c->items, name, tensor);
+}
+
+/* Adds a tensor of which each rank has the part that `split` says; NULL: it is whole. Ranks gather it to save it. */
+static bool te__ckpt_add_part(te__ckpt *c, const char *name, te_tensor *x, const te__split *split) {
+    int64_t shape[TE_MAX_DIMS];
+    te__ckpt_part *p;
+    if (!split || split->size < 2 || split->dim < 0) return te__ckpt_add(c, name, x);
+    if (!c->file) {
+        te_tensor *whole = te__split_whole(x, split);
+        c->told = !whole;
+        return whole && te__ckpt_add(c, name, whole);
+    }
+    if (!te__grow(c->te, (void **)&c->parts, &c->cap_parts, c->num_parts, sizeof(te__ckpt_part))) return false;
+    p = &c->parts[c->num_parts];
+    memcpy(shape, x->shape, sizeof(shape));
+    shape[split->dim] *= split->size;
+    p->x = x;
+    p->split = split;
+    p->whole = te_tensor_empty(c->te, x->dtype, x->ndim, shape);
+    if (!p->whole) return false;
+    c->num_parts++;
+    return te__ckpt_add(c, name, p->whole);
 }
 
 /* ---- slices ---- */
@@ -152,19 +183,31 @@ static bool te__ckpt_add_entry(void *user, te_module *m, const char *path, te_te
     te__ckpt_slice *slice;
     if (kind == TE_ENTRY_BUFFER && te__module_is_transient(m, tensor)) return true;
     if (s && !te__ckpt_meet(c, s)) return false;
+    if (tensor->split && tensor->split->dim >= 0 && (tensor->quantized || s))
+        return te__not_ok(c->te, TE_ERR_UNSUPPORTED,
+                          "%s: parameter %s is divided over %d ranks of a tensor-parallel group, and it is %s; plain "
+                          "parameters that are not sharded are possible",
+                          c->file ? "te_model_load" : "te_model_save", path, tensor->split->size,
+                          s ? "sharded as well" : "stored quantized");
     if (tensor->quantized) return te__ckpt_add_quantized(c, path, tensor);
     if (tensor->moves && te__numel(tensor) == 0) return true;
-    if (!te__ckpt_slices(c, tensor)) return te__ckpt_add(c, path, tensor);
+    if (!te__ckpt_slices(c, tensor)) return te__ckpt_add_part(c, path, tensor, tensor->split);
     slice = te__ckpt_add_slice(c, path, te__shard_value(s), s->dtype, tensor->ndim, tensor->shape,
                                s->start * te__dtype_size(s->dtype));
     if (slice) slice->value = s;
     return slice != NULL;
 }
-static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor, te__shard *shard) {
+static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor, te_tensor *param, te__shard *shard) {
     te__ckpt *c = (te__ckpt *)user;
     const bool pairs = tensor->dtype == TE_U8; /* remainders */
     int64_t shape[TE_MAX_DIMS];
-    if (!shard) return te__ckpt_add(c, name, tensor);
+    if (!shard && param && param->split && param->split->dim >= 0 &&
+        te__numel(tensor) != te__numel(param) * (pairs ? 2 : 1))
+        return te__not_ok(c->te, TE_ERR_UNSUPPORTED,
+                          "%s: \"%s\" is one number for the part that this rank has of a parameter, which is divided "
+                          "over %d ranks of a tensor-parallel group; states in f32 and bf16 have none",
+                          c->file ? "te_model_load" : "te_model_save", name, param->split->size);
+    if (!shard) return te__ckpt_add_part(c, name, tensor, param ? param->split : NULL);
     if (!shard->set)
         return te__not_ok(c->te, TE_ERR_STATE,
                           "%s: the unit of optimizer state %s was taken back; make the optimizer after the units",
@@ -187,6 +230,7 @@ static void te__ckpt_close(te__ckpt *c) {
     for (i = 0; i < c->num_slices; i++) te__free(c->te, c->slices[i].name);
     te__free(c->te, c->slices);
     te__free(c->te, c->turn);
+    te__free(c->te, c->parts);
 }
 
 static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m,
@@ -208,22 +252,31 @@ typedef struct te__ckpt_groups {
     te_ctx *te;
     te_group *list[TE__MAX_CKPT_GROUPS];
     int n;
+    te_group *set; /* the first one over which units are sharded; NULL: there is none */
+    bool reads;    /* another rank of a tensor-parallel group writes what the ranks have together */
 } te__ckpt_groups;
-static bool te__ckpt_add_group(te__ckpt_groups *g, const te__shard *s) {
+static bool te__ckpt_add_group(te__ckpt_groups *g, te_group *group) {
     int i;
-    if (!s || !s->set) return true;
+    if (!group) return true;
     for (i = 0; i < g->n; i++)
-        if (g->list[i] == s->set->group) return true;
+        if (g->list[i] == group) return true;
     if (g->n == TE__MAX_CKPT_GROUPS)
         return te__not_ok(g->te, TE_ERR_UNSUPPORTED,
-                          "te_model_save and te_model_load: the sharded units have more than %d groups",
+                          "te_model_save and te_model_load: the units and parameters have more than %d groups",
                           (int)TE__MAX_CKPT_GROUPS);
-    g->list[g->n++] = s->set->group;
+    g->list[g->n++] = group;
     return true;
 }
 static bool te__ckpt_meet_group(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__ckpt_groups *g = (te__ckpt_groups *)user;
     (void)m, (void)path, (void)kind;
-    return te__ckpt_add_group((te__ckpt_groups *)user, x->shard);
+    if (x->shard && x->shard->set) {
+        if (!g->set) g->set = x->shard->set->group;
+        if (!te__ckpt_add_group(g, x->shard->set->group)) return false;
+    }
+    if (!x->split || x->split->dim < 0) return true;
+    g->reads = g->reads || te__group_rank(x->split->group) > 0;
+    return te__ckpt_add_group(g, x->split->group);
 }
 /* Finds the ranks that make a call together. They hear of a failure even if it comes before a slice is listed. */
 static te_result te__ckpt_find_groups(te__ckpt_groups *g, te_ctx *te, te_module *m, const te_optimizer *opt) {
@@ -232,8 +285,11 @@ static te_result te__ckpt_find_groups(te__ckpt_groups *g, te_ctx *te, te_module 
     memset(g, 0, sizeof(*g));
     g->te = te;
     if (m && te_module_ctx(m) == te) fine = te_module_visit_tensors(m, te__ckpt_meet_group, g);
-    for (i = 0; opt && opt->te == te && i < opt->num_params && fine; i++)
-        fine = te__ckpt_add_group(g, opt->params[i].shard);
+    for (i = 0; opt && opt->te == te && i < opt->num_params && fine; i++) {
+        if (!g->set) g->set = te__shard_group(opt->params[i].shard);
+        fine = te__ckpt_meet_group(g, NULL, NULL, opt->params[i].param, TE_ENTRY_PARAMETER) &&
+               te__ckpt_add_group(g, te__shard_group(opt->params[i].shard));
+    }
     return fine ? TE_OK : te_error_code(te);
 }
 static te_result te__ckpt_collect(te__ckpt *c, te_ctx *te, te_module *m, te_optimizer *opt) {
@@ -457,9 +513,11 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
         result = te__optimizer_before_save(opt);
         if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
         if (result == TE_OK) result = te__ckpt_put_all(&all, opt, metadata, num_metadata);
-        if (groups.n == 0 && result == TE_OK) result = te__ckpt_write(&c, path, &all, true);
-        if (groups.n > 0 && !te__opt_sets_told(opt)) {
-            c.group = groups.list[0];
+        if (!groups.set) {
+            if (result == TE_OK && !groups.reads) result = te__ckpt_write(&c, path, &all, true);
+            if (!c.told) result = te__ckpt_agree_all(&groups, result);
+        } else if (!te__opt_sets_told(opt)) {
+            c.group = groups.set;
             result = te__ckpt_write_set(&c, path, &all, result);
         }
     }

@@ -39,9 +39,9 @@ TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, 
 typedef struct te__grad_list {
     te_ctx *te;
     te_tensor **grads;
-    te__shard **shards; /* shards[i]: grads[i] is this rank's slice; or NULL */
-    int num, cap, cap_shards;
-    bool sharded;
+    te__spread *spread; /* what other ranks have */
+    int num, cap, cap_spread;
+    bool spreads;
 } te__grad_list;
 static bool te__grad_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te__grad_list *l = (te__grad_list *)user;
@@ -60,9 +60,9 @@ static bool te__grad_list_add(void *user, te_module *m, const char *path, te_ten
         if (l->grads[i] == grad) return true;
     if (!grad) return true;
     if (!te__grow(l->te, (void **)&l->grads, &l->cap, l->num, sizeof(te_tensor *))) return false;
-    if (!te__grow(l->te, (void **)&l->shards, &l->cap_shards, l->num, sizeof(te__shard *))) return false;
-    l->sharded = l->sharded || x->shard;
-    l->shards[l->num] = x->shard;
+    if (!te__grow(l->te, (void **)&l->spread, &l->cap_spread, l->num, sizeof(te__spread))) return false;
+    l->spreads = l->spreads || x->shard || x->split;
+    l->spread[l->num] = te__spread_of(x, x->shard);
     l->grads[l->num++] = grad;
     return true;
 }
@@ -85,7 +85,7 @@ TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
     norm.tensors = (const te_tensor *const *)l.grads;
     norm.num_tensors = l.num;
     norm.max_norm = max_norm;
-    if (l.sharded) result = te__shards_l2norm(l.te, &norm, l.shards, result);
+    if (l.spreads) result = te__spread_l2norm(l.te, &norm, l.spread, result);
     else if (result == TE_OK) result = te_op_l2norm(l.te, &norm);
     scale.in = (const te_tensor *const *)l.grads;
     scale.out = l.grads;
@@ -94,6 +94,6 @@ TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
     scale.scale_device = norm.clip;
     if (result == TE_OK) result = te_op_multi_scale(l.te, &scale);
     te__free(l.te, l.grads);
-    te__free(l.te, l.shards);
+    te__free(l.te, l.spread);
     return te__frame_return(l.te, result == TE_OK ? norm.norm : NULL);
 }

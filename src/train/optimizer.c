@@ -31,6 +31,7 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
     p->shard = x->shard;
     if (p->shard) p->shard->refs++;
     opt->sharded = opt->sharded || p->shard;
+    opt->spreads = opt->spreads || p->shard || x->split;
     if (!p->path) return false;
     return te__opt_make_all(opt, p) == TE_OK;
 }
@@ -60,7 +61,7 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te__free(te, opt->order);
     te__free(te, opt->flags);
     te__free(te, (void *)opt->grads);
-    te__free(te, opt->shards);
+    te__free(te, opt->spread);
     te__free(te, opt->params);
     te__free(te, opt);
 }
@@ -117,8 +118,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt
         opt->list = te__alloc_zero(te, (size_t)opt->num_params * opt->entry_size);
         opt->order = (int *)te__alloc_zero(te, (size_t)opt->num_params * sizeof(int));
         opt->grads = (const te_tensor **)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te_tensor *));
-        opt->shards = (te__shard **)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te__shard *));
-        ok = opt->list && opt->order && opt->grads && opt->shards;
+        opt->spread = (te__spread *)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te__spread));
+        ok = opt->list && opt->order && opt->grads && opt->spread;
     }
     te__frame_end(te, NULL, 0);
     if (ok) return opt;
@@ -265,7 +266,7 @@ static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matric
         }
         p->listed = true;
         opt->grads[*n] = grad;
-        opt->shards[*n] = p->shard;
+        opt->spread[*n] = te__spread_of(p->param, p->shard);
         opt->order[*n] = i;
         ++*n;
     }
@@ -434,9 +435,9 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
         norm.inv_scale = inv_scale;
         norm.found_inf = inv_scale ? opt->skips.found : NULL;
         result = norm.norm ? TE_OK : te_error_code(te);
-        if (opt->sharded) {
-            result = te__shards_l2norm(te, &norm, opt->shards, result);
-            opt->told = result != TE_OK;
+        if (opt->spreads) {
+            result = te__spread_l2norm(te, &norm, opt->spread, result);
+            opt->told = opt->sharded && result != TE_OK;
         } else if (result == TE_OK)
             result = te_op_l2norm(te, &norm);
     }
@@ -659,7 +660,7 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
 
 /* The type of a function that is called with each optimizer state and its name in a checkpoint. `shard`: the tensor has
  * the state of this rank's slice of a parameter; or NULL. The function returns false to stop. */
-typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tensor, te__shard *shard);
+typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tensor, te_tensor *param, te__shard *shard);
 static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, void *user) {
     char name[640];
     int i, k;
@@ -669,12 +670,12 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
             const te__opt_state *s = &opt->params[i].state[k];
             snprintf(name, sizeof(name), "optimizer/%s.%s", opt->params[i].path,
                      opt->cls->state[k] ? opt->cls->state[k] : "");
-            if (s->x && !visit(user, name, s->x, opt->params[i].shard)) return false;
+            if (s->x && !visit(user, name, s->x, opt->params[i].param, opt->params[i].shard)) return false;
             snprintf(name, sizeof(name), "optimizer/%s.%s_scale", opt->params[i].path,
                      opt->cls->state[k] ? opt->cls->state[k] : "");
-            if (s->scale && !visit(user, name, s->scale, NULL)) return false;
+            if (s->scale && !visit(user, name, s->scale, opt->params[i].param, NULL)) return false;
         }
-    return !opt || !opt->started || visit(user, "optimizer/started", opt->started, NULL);
+    return !opt || !opt->started || visit(user, "optimizer/started", opt->started, NULL, NULL);
 }
 /* Prepares the states for saving. Updates masters that are older than their parameters, because a loaded master counts
  * as equal to its parameter. Copies the flags `started` to their tensor. */

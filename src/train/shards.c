@@ -462,18 +462,52 @@ static te_result te__shards_quantize(te__shard_set *set, te_tensor *const *maste
 
 /* ---- sums over ranks ---- */
 
+/* What the ranks have of a parameter: its slices, and its parts. */
+typedef struct te__spread {
+    te__shard *shard; /* NULL: it is not sharded */
+    te_group *split;  /* whose ranks have parts of their own (te__split); NULL: none */
+} te__spread;
+static te__spread te__spread_of(const te_tensor *x, te__shard *shard) {
+    te__spread s;
+    s.shard = shard;
+    s.split = x->split ? x->split->group : NULL;
+    return s;
+}
+
 /* Returns the group of a slice; NULL for a parameter that is not sharded. */
 static te_group *te__shard_group(const te__shard *s) { return s && s->set ? s->set->group : NULL; }
-/* Returns whether shards[0 .. i - 1] have a slice of the same group as shards[i]. */
-static bool te__shard_group_seen(te__shard *const *shards, int i) {
+/* Returns whether parameters a and b are spread over the same ranks. */
+static bool te__spread_alike(const te__spread *a, const te__spread *b) {
+    return te__shard_group(a->shard) == te__shard_group(b->shard) && a->split == b->split;
+}
+/* Returns whether spread[0 .. i - 1] has one that is like spread[i]. */
+static bool te__spread_seen(const te__spread *spread, int i) {
     int k;
-    for (k = 0; k < i && te__shard_group(shards[k]) != te__shard_group(shards[i]); k++) {}
+    for (k = 0; k < i && !te__spread_alike(&spread[k], &spread[i]); k++) {}
     return k < i;
 }
 
-/* Does what te_op_l2norm does, where shards[i] says that tensors[i] is this rank's slice; NULL: the tensor is whole.
- * Each rank computes the norm of its slices. The norm of these norms has the same bits on all ranks. */
-static te_result te__shards_l2norm(te_ctx *te, const te_op_l2norm_args *args, te__shard *const *shards,
+/* Replaces *norm [any] by the norms of all ranks of the group. NULL: one rank. */
+static te_result te__norm_of_ranks(te_ctx *te, te_group *group, te_tensor **norm, te_result result) {
+    te_op_l2norm_args one = TE_ZERO;
+    const te_tensor *list = *norm;
+    te_tensor *own = *norm, *each = NULL;
+    if (!group) return result;
+    if (result == TE_OK && te__numel(own) > 1) {
+        own = one.norm = te__empty_1d(te, TE_F32, 1);
+        one.tensors = &list;
+        one.num_tensors = 1;
+        result = own ? te_op_l2norm(te, &one) : te_error_code(te);
+    }
+    if (result == TE_OK && !(each = te__empty_1d(te, TE_F32, te__group_size(group)))) result = te_error_code(te);
+    result = result == TE_OK ? te__all_gather(group, own, each) : te__refuse(group, TE__ALL_GATHER, result);
+    *norm = each;
+    return result;
+}
+
+/* Does what te_op_l2norm does, where spread[i] says what other ranks have of the parameter of tensors[i]. Each rank
+ * computes the norm of what it has. The norm of these norms has the same bits on all ranks. */
+static te_result te__spread_l2norm(te_ctx *te, const te_op_l2norm_args *args, const te__spread *spread,
                                    te_result result) {
     te_op_l2norm_args part = TE_ZERO, all = *args;
     const size_t n = (size_t)args->num_tensors + 1;
@@ -484,23 +518,23 @@ static te_result te__shards_l2norm(te_ctx *te, const te_op_l2norm_args *args, te
     if (!list && result == TE_OK) result = TE_ERR_OUT_OF_MEMORY;
     te__frame_begin(te);
     for (i = 0; i < args->num_tensors && !told; i++) {
-        te_group *group = te__shard_group(shards[i]);
-        te_tensor *own = NULL, *each = NULL;
-        if (te__shard_group_seen(shards, i)) continue;
+        te_group *groups[2];
+        te_tensor *norm = NULL;
+        if (te__spread_seen(spread, i)) continue;
+        groups[0] = te__shard_group(spread[i].shard);
+        groups[1] = spread[i].split;
         part.tensors = list;
         part.num_tensors = 0;
         part.inv_scale = args->inv_scale;
         for (k = i; k < args->num_tensors && result == TE_OK; k++)
-            if (te__shard_group(shards[k]) == group) list[part.num_tensors++] = args->tensors[k];
-        if (result == TE_OK) own = part.norm = te__empty_1d(te, TE_F32, 1);
-        if (result == TE_OK) each = te__empty_1d(te, TE_F32, te__group_size(group));
-        if (result == TE_OK) result = own && each ? te_op_l2norm(te, &part) : te_error_code(te);
-        if (group) {
-            result = result == TE_OK ? te__all_gather(group, own, each) : te__refuse(group, TE__ALL_GATHER, result);
-            told = result != TE_OK;
-        } else
-            each = own;
-        if (result == TE_OK) parts[num_parts++] = each;
+            if (te__spread_alike(&spread[k], &spread[i])) list[part.num_tensors++] = args->tensors[k];
+        if (result == TE_OK) norm = part.norm = te__empty_1d(te, TE_F32, 1);
+        if (result == TE_OK) result = norm ? te_op_l2norm(te, &part) : te_error_code(te);
+        for (k = 0; k < 2 && !told; k++) {
+            if (groups[k]) result = te__norm_of_ranks(te, groups[k], &norm, result);
+            told = groups[k] && result != TE_OK;
+        }
+        if (result == TE_OK) parts[num_parts++] = norm;
     }
     all.tensors = parts;
     all.num_tensors = num_parts;
@@ -510,16 +544,21 @@ static te_result te__shards_l2norm(te_ctx *te, const te_op_l2norm_args *args, te
     te__free(te, (void *)list);
     return result;
 }
-/* Replaces x, f32 [1], on all ranks by its maximum, over the groups of all slices. `result`: an error of this rank from
- * before, which it tells the others. */
-static te_result te__shards_max(te_tensor *x, te__shard *const *shards, int n, te_result result) {
-    int i;
+/* Replaces x, f32 [1], on all ranks by its maximum, over all ranks that have something of the parameters. `result`: an
+ * error of this rank from before, which it tells the others. */
+static te_result te__spread_max(te_tensor *x, const te__spread *spread, int n, te_result result) {
+    int i, k;
     for (i = 0; i < n; i++) {
-        te_group *group = te__shard_group(shards[i]);
-        if (!group || te__shard_group_seen(shards, i)) continue;
-        if (result != TE_OK) return te__refuse(group, TE__ALL_REDUCE, result);
-        result = te__all_reduce(group, x, TE_REDUCE_MAX);
-        if (result != TE_OK) return result;
+        te_group *groups[2];
+        if (te__spread_seen(spread, i)) continue;
+        groups[0] = te__shard_group(spread[i].shard);
+        groups[1] = spread[i].split;
+        for (k = 0; k < 2; k++) {
+            if (!groups[k]) continue;
+            if (result != TE_OK) return te__refuse(groups[k], TE__ALL_REDUCE, result);
+            result = te__all_reduce(groups[k], x, TE_REDUCE_MAX);
+            if (result != TE_OK) return result;
+        }
     }
     return result;
 }

@@ -111,7 +111,8 @@ struct te_optimizer {
     size_t entry_size;
     int *order;      /* [num_params]: the indices of the parameters that take part in a step */
     const te_tensor **grads; /* [num_params], in the order of `order` */
-    te__shard **shards;      /* [num_params], in the order of `order`: NULL for a parameter that is not sharded */
+    te__spread *spread;      /* [num_params], in the order of `order`: what other ranks have of the parameters */
+    bool spreads;            /* ranks have slices or parts of a parameter */
     bool sharded;            /* a parameter is sharded */
     bool told;               /* the ranks of sharded parameters know already that this step has failed */
     te_tensor *norm, *clip;  /* f32 [1] each: the norm of the gradients, and the clipping factor; NULL without

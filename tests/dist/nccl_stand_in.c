@@ -9,8 +9,8 @@
  * several ranks may share a GPU; the bytes that NCCL's structs really have (te.h declares them itself). Those need a
  * GPU and NCCL.
  *
- * As NCCL does for communicators that do not block, a call returns ncclInProgress, and goes on while
- * ncclCommGetAsyncError is called. Numbers of 16 bits are rounded after each addition, as in NCCL, in the order of the
+ * As NCCL does for communicators that do not block, a call returns ncclInProgress (ncclCommSplit: ncclSuccess), and goes
+ * on while ncclCommGetAsyncError is called. Numbers of 16 bits are rounded after each addition, as in NCCL, in the order of the
  * ranks. ncclSend ends when its bytes have been received.
  *
  *     TE_NCCL_STAND_IN_DIR       where the mapped files lie; default /tmp
@@ -43,6 +43,7 @@ typedef struct notice {
     int64_t kind, count, dtype, op, root, color, key;
 } notice;
 typedef struct seat {
+    int64_t pid, gone;    /* of the rank's process, once it has joined; it has ended its communicator */
     int64_t posted, done; /* collectives whose bytes are in `data`; that have been read by this rank */
     notice is;
     char data[SLOT];
@@ -157,13 +158,33 @@ static int join(comm *c) {
         c->map = NULL;
         return refuse(c, SYSTEM_ERROR, "joining", "the file cannot be mapped");
     }
+    store(&seat_of(c, c->rank)->pid, getpid());
     if (__atomic_add_fetch((word *)&c->map->joined, 1, __ATOMIC_ACQ_REL) == c->size) unlink(c->path);
     return IN_PROGRESS;
 }
+static bool lives(int64_t pid) {
+    char path[48], text[256] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    const char *state = strrchr(text, ')');
+    return n > 0 && state && state[2] != 'Z'; /* killed, and its parent has not noticed */
+}
+/* NCCL's threads that serve the other ranks end when those have ended their communicators, or are gone; its caller waits
+ * for them. */
 static void end(comm *c) {
-    if (c->map) munmap(c->map, c->bytes);
-    c->map = NULL;
+    int64_t pid;
     c->state = GONE;
+    if (!c->map) return;
+    store(&seat_of(c, c->rank)->gone, 1);
+    pthread_mutex_unlock(&mutex);
+    for (int i = 0; i < c->size; i++)
+        while ((pid = load(&seat_of(c, i)->pid)) != 0 && !load(&seat_of(c, i)->gone) && lives(pid)) usleep(500);
+    pthread_mutex_lock(&mutex);
+    munmap(c->map, c->bytes);
+    c->map = NULL;
 }
 
 /* te.h's idea of ncclConfig_t, which must say that it is NCCL's. */
@@ -227,13 +248,6 @@ int ncclCommInitRankConfig(comm **out, int size, unique_id id, int rank, config 
     return r;
 }
 
-int ncclCommFinalize(comm *c) {
-    pthread_mutex_lock(&mutex);
-    look_up(c, "ncclCommFinalize");
-    if (c->busy || c->state != READY) misuse("ncclCommFinalize", "the communicator is busy");
-    pthread_mutex_unlock(&mutex);
-    return SUCCESS;
-}
 /* NCCL writes the new communicator when a split has ended, in whatever way; its caller has to end it. */
 static void give_part(comm *c) {
     if (c->busy && c->is.kind == SPLIT) *(comm **)c->out = c->part;
@@ -501,6 +515,7 @@ int ncclCommSplit(comm *c, int color, int key, comm **out, config *f) {
         c->step = 0;
         c->busy = true;
         c->result = r;
+        r = SUCCESS; /* as NCCL returns it, 2.32 too */
     }
     pthread_mutex_unlock(&mutex);
     return r;

@@ -167,11 +167,47 @@ static void rank_program(const process_part *part) {
     fclose(p.out);
     exit(0);
 }
+/* Every part may be started as "hello", too: the sum of the ranks' numbers from 1. */
+static void say_hello(process_rank *p) {
+    te_tensor *x = te_tensor_full(p->te, TE_F32, 0, NULL, p->rank + 1);
+    te_all_reduce(p->group, x, TE_REDUCE_SUM);
+    fprintf(p->out, "%g %s", te_tensor_item(x), te_error(p->te));
+}
 static TE_MAYBE_UNUSED void become_a_rank(const process_part *parts, int count) {
     const char *name = getenv("TE_TEST_RANK");
+    const process_part hello = {"hello", say_hello};
     if (!name) return;
+    if (!strcmp(name, hello.name)) rank_program(&hello);
     for (int i = 0; i < count; i++)
         if (!strcmp(parts[i].name, name)) rank_program(&parts[i]);
+}
+
+/* ---- NCCL itself, on one GPU ---- */
+
+/* NCCL lets ranks share a GPU from 2.30 on, two of them unless each takes less of it (NCCL_MAX_CTAS). Without a GPU or
+ * such a library these tests are skipped. */
+static TE_MAYBE_UNUSED const char *no_nccl(void) {
+    const char *path = getenv("TE_NCCL_PATH");
+    char *own = NULL;
+    if (test_no_gpu()) return test_no_gpu();
+    if (path) {
+        own = (char *)test_alloc(strlen(path) + 1);
+        memcpy(own, path, strlen(path));
+    }
+    prepare_processes();
+    test_setenv("TE_NCCL_PATH", own);
+    test_setenv("TE_TEST_DEVICE", "cuda:0");
+    test_setenv("TE_TEST_SECONDS", "60");
+    test_setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+    test_setenv("NCCL_NVLS_ENABLE", "0");
+    test_setenv("NCCL_MAX_CTAS", "4");
+    start_processes("hello", 2);
+    end_processes(2);
+    if (strstr((const char *)processes[0].said, "TE_ERR_LIBRARY")) return "no NCCL of 2.18 or newer";
+    if (strstr((const char *)processes[0].said, "Duplicate GPU")) return "an NCCL that lets no two ranks share a GPU";
+    for (int i = 0; i < 2; i++)
+        CHECK_MSG(!strcmp((const char *)processes[i].said, "3 "), "rank %d: %s", i, (const char *)processes[i].said);
+    return NULL;
 }
 
 #endif /* TE_TEST_PROCESSES_H_INCLUDED */

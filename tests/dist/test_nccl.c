@@ -184,11 +184,6 @@ TE_TEST(equal_to_threads) {
 }
 
 /* With a secret, and by a file; without a launcher's port. */
-static void say_hello(process_rank *p) {
-    te_tensor *x = te_tensor_full(p->te, TE_F32, 0, NULL, p->rank + 1);
-    te_all_reduce(p->group, x, TE_REDUCE_SUM);
-    fprintf(p->out, "%g %s", te_tensor_item(x), te_error(p->te));
-}
 static void check_hello(int size) {
     char want[32];
     run_processes("hello", size);
@@ -239,13 +234,16 @@ static void lay_out_processes(process_rank *p) {
         }
     }
 }
-TE_TEST(layout) {
+static void check_layout(void) {
     static const char *const want[4] = {"15 3 5 0/2;15 3 5 0/2;", "15 3 10 0/2;15 3 10 0/2;",
                                         "15 12 5 1/2;15 12 5 1/2;", "15 12 10 1/2;15 12 10 1/2;"};
-    prepare_processes();
     run_processes("layout", 4);
     for (int i = 0; i < 4; i++)
         CHECK_MSG(!strcmp((const char *)processes[i].said, want[i]), "rank %d: %s", i, (const char *)processes[i].said);
+}
+TE_TEST(layout) {
+    prepare_processes();
+    check_layout();
 }
 
 /* NaN is ignored by a maximum, unless all ranks have it. */
@@ -259,10 +257,13 @@ static void maximum_of_nans(process_rank *p) {
         fprintf(p->out, "%g %g %s;", got[0], got[1], isnan(got[2]) ? "nan" : "?");
     }
 }
-TE_TEST(maximum_of_nans) {
-    prepare_processes();
+static void check_maximum_of_nans(void) {
     run_processes("maximum_of_nans", 2);
     for (int i = 0; i < 2; i++) CHECK_STR((const char *)processes[i].said, "1 -2 nan;1 -2 nan;1 -2 nan;");
+}
+TE_TEST(maximum_of_nans) {
+    prepare_processes();
+    check_maximum_of_nans();
 }
 
 /* ---- ranks that fail --------------------------------------------------------------------------------------------- */
@@ -356,7 +357,7 @@ static void come_late(process_rank *p) {
     te_tensor *x = te_tensor_full(p->te, TE_F32, SHAPE(2, 3), 1);
     te_result r = te_broadcast(p->group, x, 0);
     if (p->rank == 1)
-        for (int i = 0; i < 2000 && te_ok(p->te); i++) { /* the host's waits tell of the group */
+        for (int i = 0; i < 20000 && te_ok(p->te); i++) { /* the host's waits tell of the group */
             usleep(2000);
             r = te_synchronize(p->te);
         }
@@ -390,14 +391,17 @@ static void receive_nothing(process_rank *p) {
     }
     fprintf(p->out, "%s: %s", te_result_name(r), te_error(p->te));
 }
-TE_TEST(message_that_does_not_come) {
-    prepare_processes();
-    test_setenv("TE_TEST_SECONDS", test_samples() ? "4" : "1");
+static void check_receive_nothing(void) {
     run_processes("receive_nothing", 2);
     for (int i = 0; i < 2; i++) {
         CHECK_STR((const char *)processes[i].said, "te_recv f32 [2] from rank 1 has waited too long: rank 1 (process ");
         CHECK_STR((const char *)processes[i].said, "has called te_nccl_group_create last");
     }
+}
+TE_TEST(message_that_does_not_come) {
+    prepare_processes();
+    test_setenv("TE_TEST_SECONDS", test_samples() ? "4" : "1");
+    check_receive_nothing();
 }
 
 /* One rank does what TE_TEST_ARG says; the others call te_all_reduce. Their next calls fail: the group is over. */
@@ -423,7 +427,6 @@ static void one_differs(process_rank *p) {
     }
 }
 static void one_does(const char *arg, const char *own, const char *others) {
-    prepare_processes();
     test_case("%s", arg);
     test_setenv("TE_TEST_ARG", arg);
     run_processes("one_differs", 3);
@@ -433,19 +436,22 @@ static void one_does(const char *arg, const char *own, const char *others) {
         if (strcmp(arg, "leave")) CHECK_STR(said, "then TE_ERR_STATE");
     }
 }
-TE_TEST(one_differs) {
+static void check_one_differs(void) {
     one_does("abort", "TE_OK", "has aborted the group (te_group_abort): enough of it");
     one_does("refuse", "TE_ERR_DTYPE: te_all_reduce: x is u8", "failed in te_all_reduce: te_all_reduce: x is u8");
     one_does("leave", "TE_OK", "has left the group (te_group_destroy)");
+}
+TE_TEST(one_differs) {
+    prepare_processes();
+    check_one_differs();
     /* NCCL itself does not compare; the stand-in does */
     one_does("shape", "TE_ERR_", "TE_ERR_");
 }
-TE_TEST(debug_sync_compares) {
+static void check_debug_sync(void) {
     static const char *const args[2][2] = {{"shape", "te_all_reduce f32 [5] sum"},
                                            {"call", "te_broadcast f32 [4] from rank 0"}};
+    test_setenv("TE_DEBUG_SYNC", "1");
     for (int i = 0; i < 2; i++) {
-        prepare_processes();
-        test_setenv("TE_DEBUG_SYNC", "1");
         test_setenv("TE_TEST_ARG", args[i][0]);
         run_processes("one_differs", 3);
         for (int k = 0; k < 3; k++) {
@@ -454,6 +460,10 @@ TE_TEST(debug_sync_compares) {
             CHECK_STR((const char *)processes[k].said, "all ranks must make the same calls");
         }
     }
+}
+TE_TEST(debug_sync_compares) {
+    prepare_processes();
+    check_debug_sync();
 }
 
 /* ---- what cannot be ---------------------------------------------------------------------------------------------- */
@@ -548,32 +558,6 @@ TE_TEST(alone) {
 
 /* ---- NCCL itself, on one GPU ------------------------------------------------------------------------------------- */
 
-/* NCCL lets ranks share a GPU from 2.30 on, two of them unless each takes less of it (NCCL_MAX_CTAS). Without a GPU or
- * such a library these tests are skipped. */
-static const char *no_nccl(void) {
-    const char *path = getenv("TE_NCCL_PATH");
-    char *own = NULL;
-    if (test_no_gpu()) return test_no_gpu();
-    if (path) {
-        own = (char *)test_alloc(strlen(path) + 1);
-        memcpy(own, path, strlen(path));
-    }
-    prepare_processes();
-    test_setenv("TE_NCCL_PATH", own);
-    test_setenv("TE_TEST_DEVICE", "cuda:0");
-    test_setenv("TE_TEST_SECONDS", "60");
-    test_setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1");
-    test_setenv("NCCL_NVLS_ENABLE", "0");
-    test_setenv("NCCL_MAX_CTAS", "4");
-    start_processes("hello", 2);
-    end_processes(2);
-    if (strstr((const char *)processes[0].said, "TE_ERR_LIBRARY")) return "no NCCL of 2.18 or newer";
-    if (strstr((const char *)processes[0].said, "Duplicate GPU")) return "an NCCL that lets no two ranks share a GPU";
-    for (int i = 0; i < 2; i++)
-        CHECK_MSG(!strcmp((const char *)processes[i].said, "3 "), "rank %d: %s", i, (const char *)processes[i].said);
-    return NULL;
-}
-
 /* Over two ranks there is one order of sums. Over four, whole numbers have the same sum in each. */
 TE_TEST(gpu_equal_to_threads) {
     const char *why = no_nccl();
@@ -616,6 +600,51 @@ TE_TEST(gpu_graph) {
     }
 }
 
+/* Launches a graph of collectives until a launch or a wait fails, then says why. */
+static void launch_for_ever(process_rank *p) {
+    te_tensor *x = te_tensor_full(p->te, TE_F32, SHAPE(5000), 1), *out = te_tensor_zeros(p->te, TE_F32, SHAPE(5000 * p->size));
+    te_result r = te_all_reduce(p->group, x, TE_REDUCE_MAX);
+    te_graph *g;
+    te_graph_begin(p->te);
+    te_all_reduce(p->group, x, TE_REDUCE_MAX);
+    te_all_gather(p->group, x, out);
+    g = te_graph_end(p->te);
+    for (int i = 0; r == TE_OK && (r = te_error_code(p->te)) == TE_OK; i++) {
+        r = te_graph_launch(g);
+        if (i % 10 == 9 && r == TE_OK) r = te_synchronize(p->te);
+        if (i == 10) fputc('\n', p->out), fflush(p->out); /* see wait_until_ready */
+    }
+    fprintf(p->out, "%s: %s", te_result_name(r), te_error(p->te));
+    te_graph_destroy(g);
+}
+
+TE_TEST(gpu_layout) {
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    check_layout();
+}
+TE_TEST(gpu_maximum_of_nans) {
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    check_maximum_of_nans();
+}
+TE_TEST(gpu_one_differs) {
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    check_one_differs();
+}
+TE_TEST(gpu_debug_sync_compares) {
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    check_debug_sync();
+}
+TE_TEST(gpu_message_that_does_not_come) {
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    test_setenv("TE_TEST_SECONDS", "6"); /* in which the processes have to start, too */
+    check_receive_nothing();
+}
+
 TE_TEST(gpu_late) {
     const char *why = no_nccl();
     if (why) SKIP(why);
@@ -628,15 +657,13 @@ TE_TEST(gpu_late) {
     }
 }
 
-TE_TEST(gpu_killed) {
+static void kill_at_work(const char *part, int rounds) {
     uint64_t state = 7;
-    const char *why = no_nccl();
-    if (why) SKIP(why);
-    for (int round = 0; round < 8; round++) {
+    for (int round = 0; round < rounds; round++) {
         int size = 2 + 2 * (round % 2), dead = (int)(step_of(&state) % (uint64_t)size);
         char gone[64];
         test_case("round %d: rank %d of %d is killed", round, dead, size);
-        start_processes("for_ever", size);
+        start_processes(part, size);
         /* at work: a rank that is killed before it has come is missed after a minute alone */
         for (int i = 0; i < size; i++) wait_until_ready(i);
         usleep((useconds_t)(step_of(&state) % 300000));
@@ -651,10 +678,20 @@ TE_TEST(gpu_killed) {
         }
     }
 }
+TE_TEST(gpu_killed) {
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    kill_at_work("for_ever", 8);
+}
+TE_TEST(gpu_killed_in_graphs) {
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    kill_at_work("graphs", 4);
+}
 
 static const process_part parts[] = {
     {"fork_and_die", fork_and_die},       {"receive_nothing", receive_nothing}, {"graph", launch_graph},
-    {"layout", lay_out_processes},        {"all_calls", all_calls_of_process},  {"hello", say_hello},
+    {"layout", lay_out_processes},        {"all_calls", all_calls_of_process},  {"graphs", launch_for_ever},
     {"maximum_of_nans", maximum_of_nans}, {"for_ever", go_on_for_ever},         {"late", come_late},
     {"one_differs", one_differs}};
 __attribute__((constructor)) static void become_one_of_them(void) { become_a_rank(parts, COUNT(parts)); }

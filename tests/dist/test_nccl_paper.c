@@ -46,7 +46,6 @@ static int paper_end(te__nccl_comm *comm) {
     strcat(paper_nccl.order, "f");
     return 0;
 }
-static int paper_destroy(te__nccl_comm *comm) { return (void)comm, 0; }
 static int paper_abort(te__nccl_comm *comm) {
     CHECK(comm == (te__nccl_comm *)&paper_nccl);
     te__atomic_add(&paper_nccl.aborts, 1);
@@ -128,8 +127,7 @@ static void install_nccl(void) {
     n.GetUniqueId = paper_id;
     n.CommInitRankConfig = paper_init;
     n.CommSplit = paper_split;
-    n.CommFinalize = paper_end;
-    n.CommDestroy = paper_destroy;
+    n.CommDestroy = paper_end;
     n.CommAbort = paper_abort;
     n.CommGetAsyncError = paper_error;
     n.GetErrorString = paper_text;

@@ -155,6 +155,9 @@
 /* operations */
 #include "ops/check.c"
 #include "ops/args.c"
+#ifndef TE_NO_CUDA
+#include "ops/early.c"
+#endif
 #include "ops/math/kargs.h"
 #include "ops/math/op.c"
 #include "ops/math/cpu.c"

@@ -87,7 +87,9 @@ TE_API te_result te_tensor_copy(te_tensor *dst, const te_tensor *src);
 /* Sets every element of x (contiguous) to `value`, rounded as te_tensor_full does. */
 TE_API te_result te_tensor_fill(te_tensor *x, double value);
 
-/* Tells te.h that other code has written the memory of x. Cached quantized copies of x are then made anew. */
+/* Tells te.h that other code has written the memory of x. Cached quantized copies of x are then made anew. In the
+ * capture of a graph, the call belongs ahead of the operations that read what a kernel of other code writes: they read
+ * memory that the capture has not written while kernels ahead of them still run. */
 TE_API void te_tensor_touch(te_tensor *x);
 /* Returns a number that grows with each write to x's memory; 0 for a quantized tensor. */
 TE_API uint64_t te_tensor_version(const te_tensor *x);

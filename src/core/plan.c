@@ -183,12 +183,6 @@ static int64_t te__plan_shared(const te__plan *p) {
 static bool te__plan_fits(const te__plan *p, int64_t shared, int blocks) {
     return blocks * (shared + 1024) <= te__plan_shared(p);
 }
-/* Returns whether a kernel may read x before its te_follow: a graph is being captured, and no operation of the graph so
- * far writes x's memory. All that is queued before a launch of the graph ends before the launch. `x` may be NULL. */
-static bool te__plan_keeps(const te__plan *p, const te_tensor *x) {
-    return !x || (p->te->capture && x->buffer && x->buffer->written != p->te->capture->id);
-}
-
 /* Returns the largest number of blocks that fit on the GPU together, for a cooperative launch.
  * `per_sm`: the blocks per multiprocessor that the kernel's launch bounds guarantee.
  * `shared`: bytes of shared memory of a block, static ones included. */

@@ -79,6 +79,8 @@ typedef struct te__buffer {
     uint64_t kept_version; /* tape/offload.c has decided not to copy this version of the buffer to host memory */
     uint64_t held, written;  /* held: the id of the last capture that took a reference to the buffer. written: the id of
                               * the last capture that writes the buffer */
+    int times;               /* how many operations of that capture have written the buffer so far */
+    bool apart;              /* page tables in the buffer give no page to two sequences */
     uint64_t saved_at;         /* the time at which a tape node last saved a tensor in the buffer; 0: never */
     uint64_t written_at, whole_at; /* written_at: the time of the last write; whole_at: the time of the last write that
                                     * the list `writes` below does not have */
@@ -204,6 +206,20 @@ struct te_tensor {
     struct te__quantized *quantized; /* the data of a quantized tensor (quant/kinds.h), or NULL */
     char *name;
 };
+
+/* Where the rows of a cache of keys or values, or of their factors, are: the strides from one page, row and head to the
+ * next, in elements. The memory is held while `buffer` is compared. */
+typedef struct te__rows_at {
+    const te__buffer *buffer; /* NULL: none */
+    const void *data;
+    int64_t page, row, head;
+} te__rows_at;
+/* An operation that has written new rows to a cache: of sequence b none before row start[b] (ops/early.c). */
+typedef struct te__row_write {
+    te__rows_at k, v, k_factors, v_factors;
+    te__rows_at start, table; /* without strides; table: of pages, or none */
+    int64_t page_size, pages_of_each, sequences;
+} te__row_write;
 
 /* ---- plans ---- */
 
@@ -453,6 +469,7 @@ struct te_graph {
     int num_records, cap_records;
     void *exec; /* on CUDA: the CUgraphExec */
     uint64_t launches; /* the number of kernel launches in one launch of the graph */
+    te__row_write rows; /* the latest operation of the capture that wrote rows to a cache */
 };
 
 /* ---- the context ---- */

@@ -90,7 +90,10 @@ static void te__touch(te_tensor *x) {
     te__buffer *b = x ? x->buffer : NULL;
     if (!b) return;
     if (b->used) te__stream_wait(x->te, NULL, b->used); /* a copy on another stream may still read the old bytes */
-    if (x->te->capture) b->written = x->te->capture->id;
+    if (x->te->capture) {
+        b->times = b->written == x->te->capture->id ? b->times + 1 : 1;
+        b->written = x->te->capture->id;
+    }
     /* a tape node may have saved a tensor in another part of the buffer, so only the written byte range is marked */
     if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) {
         int64_t end = te__end(x);

@@ -155,7 +155,8 @@ static te__kernel_marks te__kernel_marks_of(const char *text) {
 }
 
 /* Returns whether the kernel calls te_follow (device/base.cuh) and so may be launched before the previous kernel
- * ends. */
+ * ends. The call is a statement of the kernel's top level, which every launch gets to; one inside an `if` does not
+ * count. */
 static bool te__kernel_follows(const char *family, const char *kernel) {
     static const char entry[] = "extern \"C\" __global__";
     te__text why = TE_ZERO;

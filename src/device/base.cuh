@@ -40,23 +40,19 @@ typedef long long te_i64;
 #define TE_HAS_FP8_CVT 0
 #endif
 
-// The wait of te_follow alone.
-TE_DEV void te_wait() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 // Waits until all earlier kernels in the stream have ended and their writes are visible. A kernel with this call is
 // launched early: its blocks may start while the previous kernel ends (programmatic dependent launch).
 // Write the call as a statement of its own at the top level of a kernel. Before the call, the kernel must not access
-// device memory other than its arguments, and bytes of which its plan knows that no kernel of the same graph has
-// written them (te__plan_keeps, core/plan.c).
+// device memory other than its arguments, with one exception: it may read what the host has found to be settled
+// (ops/early.c), if an argument says so. Without that argument such a kernel calls te_follow at its beginning, too,
+// inside an `if`; the second call then does nothing. Before the call a kernel must not write, and at least one of its
+// blocks must get to the call, since a kernel must not end before those ahead of it.
 // Afterwards, a kernel of at most 64 blocks lets the next kernel start. A larger kernel does so only at its end,
 // because waiting blocks slow down running ones (tests/bench/notes.md). The next kernel waits for this kernel in its
 // own te_follow, so the order stays safe.
 TE_DEV void te_follow() {
 #if __CUDA_ARCH__ >= 900
-    te_wait();
+    asm volatile("griddepcontrol.wait;" ::: "memory");
     if (gridDim.x * gridDim.y * gridDim.z <= 64) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

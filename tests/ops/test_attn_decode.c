@@ -171,6 +171,62 @@ TE_TEST_DEVICES(attn_decode) {
     }
 }
 
+/* A captured step: rotation into the cache, then attention, layer after layer, so that attention may begin while the rotation still writes the newest rows. The outputs have the bits of the same calls
+ * with a wait behind each. Before a launch the newest rows get other numbers, which a row that is read too early would bring into the outputs. */
+TE_TEST_DEVICES(attn_decode_captured) {
+    enum { LAYERS = 6, B = 2, H = 8, G = 2, D = 64, PAGE = 16, ROOM = 320 };
+    static const int32_t old[][B] = {{299, 15}, {0, 64}, {143, 16}}; /* rows before the step, at the ends of tiles and beside them */
+    te_no_grad_begin(te);
+    for (int n = 0; n < COUNT(old) * 4; n++) {
+        const bool codes = n % 2, paged = n / 2 % 2;
+        const int step = 1 + n / 4; /* new tokens of each sequence */
+        const int32_t *before = old[n / 4];
+        const int64_t pages = paged ? B * ROOM / PAGE : B, rows = paged ? PAGE : ROOM, each = (int64_t)B * step * H * D;
+        int64_t table[B * ROOM / PAGE];
+        te_tensor *k[LAYERS], *v[LAYERS], *kf[LAYERS], *vf[LAYERS], *o[LAYERS], *qkv[2][LAYERS];
+        test_case("%d new rows, %d and %d old ones%s%s", step, before[0], before[1], codes ? ", e4m3" : "", paged ? ", in pages" : "");
+        te_scope_begin(te);
+        for (int i = 0; i < B * ROOM / PAGE; i++) table[i] = (i * 7) % (B * ROOM / PAGE); /* each page once: 7 and 40 have no common factor */
+        te_tensor *q = te_tensor_empty(te, TE_BF16, SHAPE(B, step, H, D)), *pages_of = paged ? test_i32(te, SHAPE(B, ROOM / PAGE), table) : NULL;
+        te_tensor *cu_q = test_i32(te, SHAPE(B + 1), (const int64_t[]){0, step, 2 * step}), *start = test_i32(te, SHAPE(B), (const int64_t[]){before[0], before[1]});
+        te_tensor *cu_kv = test_i32(te, SHAPE(B + 1), (const int64_t[]){0, before[0] + step, before[0] + before[1] + 2 * step});
+        for (int i = 0; i < LAYERS; i++) {
+            k[i] = te_tensor_normal(te, TE_BF16, SHAPE(pages, rows, G, D), 0, 1), v[i] = te_tensor_normal(te, TE_BF16, SHAPE(pages, rows, G, D), 0, 1);
+            if (codes) k[i] = coded(te, k[i], &kf[i]), v[i] = coded(te, v[i], &vf[i]);
+            else kf[i] = vf[i] = NULL;
+            o[i] = te_tensor_empty(te, TE_BF16, SHAPE(B, step, H, D));
+            for (int j = 0; j < 2; j++) qkv[j][i] = te_tensor_normal(te, TE_BF16, SHAPE(B, step, (H + 2 * G) * D), 0, j ? 8 : 1);
+        }
+        te_graph *graph = NULL;
+        float *want[LAYERS];
+        for (int turn = 0; turn < 4; turn++) { /* 0: by calls; 1: the capture; 2 and 3: launches */
+            for (int other = turn == 1 ? 0 : 1; other >= 0; other--) {
+                if (turn == 1) te_graph_begin(te);
+                if (turn >= 2 && !other) {
+                    te_graph_launch(graph);
+                    continue;
+                }
+                for (int i = 0; i < LAYERS; i++) {
+                    te_op_qkv_rope_args r = {.qkv = qkv[other][i], .q = q, .k_cache = k[i], .v_cache = v[i], .k_factors = kf[i], .v_factors = vf[i], .cu_seqlens = cu_q, .cache_positions = start, .page_table = pages_of};
+                    r.format = TE_BSHD, r.num_heads = H, r.num_groups = G, r.head_dim = D, r.angles.start_positions = start;
+                    te_op_qkv_rope(te, &r);
+                    te_op_attn_fwd_args a = {.q = q, .k = k[i], .v = v[i], .o = o[i], .format = TE_BSHD, .rule = {.mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT, .cu_seqlens_q = cu_q, .cu_seqlens_kv = cu_kv, .page_table = pages_of, .k_factors = kf[i], .v_factors = vf[i]}};
+                    if (turn != 1) te_synchronize(te);
+                    te_op_attn_fwd(te, &a);
+                    if (turn == 0 && !other) want[i] = test_read(o[i]);
+                }
+                if (turn == 1) graph = te_graph_end(te);
+            }
+            REQUIRE_OK(te);
+            for (int i = 0; turn >= 2 && i < LAYERS; i++) CHECK_MSG(memcmp(test_read(o[i]), want[i], (size_t)each * sizeof(float)) == 0, "layer %d, launch %d", i, turn - 1);
+        }
+        te_graph_destroy(graph);
+        te_scope_end(te);
+    }
+    te_no_grad_end(te);
+    REQUIRE_OK(te);
+}
+
 TE_TEST(attn_cache_refusals) {
     te_ctx *te = test_context("cpu");
     if (!te) return;

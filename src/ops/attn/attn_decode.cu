@@ -11,6 +11,9 @@
 // of a chunk depends only on the number of the sequence's keys and on the number of KV heads. So a sequence has the
 // same bits in every batch that this kernel runs, and in a cache of any size.
 //
+// In a captured decoding step, all of a sequence's keys but the newest are there before the step begins. `early` says
+// that lengths and these keys may be read before te_follow. Q and the newest keys are of the kernels ahead.
+//
 // A warp copies its own keys by cp.async, a step ahead, and has its own maximum and sums, so that warps do not
 // wait for each other. At the end the block adds up the sums of its warps. For each sequence and KV head, the last
 // block to finish adds up the chunks, always in the same order. Blocks that run at the same time read neighbouring
@@ -59,6 +62,8 @@ enum {
     PIECES = D * BYTES / 16, // of 16 bytes, in a row of K or V
     ROW_Q = 2 * D + 16, ROW_K = TE__ATTN_DECODE_ROW_K(D, CODES), ROW_V = TE__ATTN_DECODE_ROW_V(D, CODES),
     SLOT = KEYS * (ROW_K + ROW_V), // bytes of a warp's keys and values in one stage
+    TILES = TE__ATTN_DECODE_TILES(D, ROWS, CODES), SUMS = TE__ATTN_DECODE_SUMS(D, ROWS), // bytes
+    Q_PIECES = (ROWS * D / 8 + THREADS - 1) / THREADS, // of 16 bytes, of Q, for each thread
     ROW_SUMS = D + 4 // floats of a row of a warp's sums: rows 2 t of the lanes of a quad lie in different banks
 };
 
@@ -276,10 +281,18 @@ TE_DEV void te_finish(const te__attn_kargs &a, const te_of::sequence &seq, int b
         a.lse[te_of::lse_at(seq, b, h) + i] = sum.l == 0.0f ? -TE_INF : (sum.top + __log2f(sum.l)) * TE_LN2;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+// The blocks that a multiprocessor's shared memory has room for, on Hopper, up to a number that registers allow.
+enum {
+    ROOM = 227 * 1024 / (TILES + 1024),
+    MOST = 4 - (ROWS > 8) - (D > 128 || (CODES && ROWS > 8)),
+    BLOCKS = ROOM < 1 ? 1 : ROOM < MOST ? ROOM : MOST
+};
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     te_attn_decode(const __grid_constant__ te__attn_decode_kargs args) {
-    te_follow();
-    te_lead();
+    if (!args.early) {
+        te_follow();
+        te_lead();
+    }
     extern __shared__ uint4 te_shared[];
     __shared__ te_part of_warps[WARPS * ROWS];
     __shared__ float of_q[ROWS], slopes[ROWS];
@@ -312,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                   ((lane & 15) + (paged ? 0 : mine_from)) * x.s;
     }
     int ahead[STAGES] = {}; // factors of the tiles that are multiplied next; the last: of the tile that was copied last
-    auto copy = [&](int j, int slot) { // copies the tile that begins at key j
+    auto copy = [&](int j, int slot, int &factor) { // copies the tile that begins at key j
         const te_u32 tile = mine + slot * SLOT;
         const char *k = keys.at, *v = values.at;
         const te_u8 *f = factors;
@@ -328,49 +341,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             factors += WARPS * KEYS * factor_row;
         }
         if (whole_rows && j + KEYS <= to) {
-            if (CODES) ahead[STAGES - 1] = *f;
+            if (CODES) factor = *f;
             keys.copy<true>(tile, k, 0);
             values.copy<true>(tile + KEYS * ROW_K, v, 0);
         } else {
-            if (CODES && j + (lane & 15) < to) ahead[STAGES - 1] = *f;
+            if (CODES && j + (lane & 15) < to) factor = *f;
             keys.copy<false>(tile, k, to - j);
             values.copy<false>(tile + KEYS * ROW_K, v, to - j);
         }
     };
-    auto shift = [&]() {
-#pragma unroll
-        for (int i = 1; i < STAGES; i++) ahead[i - 1] = ahead[i];
-        ahead[STAGES - 1] = 0;
-    };
-    if (mine_from < to) copy(mine_from, 0);
-    shift();
-    if (CODES) {
-        for (int r = warp; r < ROWS; r += WARPS) {
-            const te_row row(a, first_head, r);
-            const bool there = r < rows && row.i < seq.s_q;
-            const float by = te_scaled_row(
-                q + r * ROW_Q, there ? (const te_u16 *)q_view.p + te_attn_at(q_view, b, row.h, row.i) : 0, a.d);
-            if (lane == 0) of_q[r] = by;
-        }
-    } else {
-        for (int at = threadIdx.x; at < ROWS * (D / 8); at += THREADS) {
-            const int r = at / (D / 8), c = at % (D / 8);
-            const te_row row(a, first_head, r);
-            const bool there = r < rows && row.i < seq.s_q && 8 * c < a.d;
-            te_cp_async16(q + r * ROW_Q + 16 * c,
-                          (const te_u16 *)q_view.p + (there ? te_attn_at(q_view, b, row.h, row.i) + 8 * c : 0),
-                          there ? 16 : 0);
-        }
-    }
-    te_cp_async_commit();
-#pragma unroll
-    for (int i = 1; i < STAGES - 1; i++) {
-        if (mine_from + i * WARPS * KEYS < to) copy(mine_from + i * WARPS * KEYS, i);
-        shift();
+    // The first STAGES tiles are copied before the kernels ahead have ended, unless one of these may write into them.
+    const int old = args.early && args.old ? args.old[b] : to;
+    auto is_old = [&](int i) { return min(mine_from + i * (WARPS * KEYS) + KEYS, to) <= old; };
+    auto copy_first = [&](int i) {
+        if (mine_from + i * (WARPS * KEYS) < to) copy(mine_from + i * (WARPS * KEYS), i, ahead[i]);
         te_cp_async_commit();
-    }
-    if (EXTRA && a.x.alibi && threadIdx.x < rows)
-        slopes[threadIdx.x] = te_of::slope2(a, b, te_row(a, first_head, threadIdx.x).h);
+    };
+#pragma unroll
+    for (int i = 0; i < STAGES; i++)
+        if (is_old(i)) copy_first(i);
 
     const te_operands at;
     float o[D / 16][N][4], top[N][2], l[N][2]; // top and l: of rows 8 n + 2 t and + 1; l: over this lane's keys
@@ -388,21 +377,59 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const bool plain = !EXTRA || !(a.x.bias.p || a.x.mask.p || a.x.alibi || a.x.softcap > 0.0f);
     float by_q[N][2]; // the factors that make products scores in units of log2 or, unless plain, products of Q
     if (!CODES) by_q[0][0] = plain ? a.scale2 : 1.0f;
+
+    te_follow();
+    te_lead();
+    uint4 of_rows[CODES ? 1 : Q_PIECES]; // this thread's pieces of Q
+    if (!CODES) {
+#pragma unroll
+        for (int i = 0; i < Q_PIECES; i++) {
+            const int at = threadIdx.x + i * THREADS, r = at / (D / 8), c = at % (D / 8);
+            const te_row row(a, first_head, r);
+            of_rows[i] = make_uint4(0, 0, 0, 0);
+            if (r < rows && row.i < seq.s_q && 8 * c < a.d)
+                of_rows[i] = *(const uint4 *)((const te_u16 *)q_view.p + te_attn_at(q_view, b, row.h, row.i) + 8 * c);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < STAGES; i++)
+        if (!is_old(i)) copy_first(i);
+    if (CODES) {
+        for (int r = warp; r < ROWS; r += WARPS) {
+            const te_row row(a, first_head, r);
+            const bool there = r < rows && row.i < seq.s_q;
+            const float by = te_scaled_row(
+                q + r * ROW_Q, there ? (const te_u16 *)q_view.p + te_attn_at(q_view, b, row.h, row.i) : 0, a.d);
+            if (lane == 0) of_q[r] = by;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < Q_PIECES; i++) {
+            const int at = threadIdx.x + i * THREADS, r = at / (D / 8), c = at % (D / 8);
+            if (r < ROWS) te_sts16(q + r * ROW_Q + 16 * c, of_rows[i]);
+        }
+    }
+    if (EXTRA && a.x.alibi && threadIdx.x < rows)
+        slopes[threadIdx.x] = te_of::slope2(a, b, te_row(a, first_head, threadIdx.x).h);
     int top_v = 0; // the largest exponent of the factors of V so far
-    int slot = 0, copied = STAGES - 1; // of the tile that is multiplied, and of the one that is copied
-    // Each turn copies a tile, and multiplies the one that was copied STAGES - 1 turns before.
+    int slot = 0, copied = 0; // of the tile that is multiplied, and of the one that is copied
+    // Each turn but the first copies a tile, and multiplies the one that was copied STAGES - 1 turns before.
     const int turns = max(to - from + WARPS * KEYS - 1, 0) / (WARPS * KEYS);
 #pragma unroll 1
     for (int turn = 0; turn < turns; turn++) {
         const int j0 = mine_from + turn * (WARPS * KEYS), next = j0 + (STAGES - 1) * WARPS * KEYS;
-        if (next < to) copy(next, copied);
-        copied = copied == STAGES - 1 ? 0 : copied + 1;
+        if (turn > 0) {
+#pragma unroll
+            for (int i = 1; i < STAGES; i++) ahead[i - 1] = ahead[i]; // loaded a turn ago, or earlier
+            ahead[STAGES - 1] = 0;
+            if (next < to) copy(next, copied, ahead[STAGES - 1]);
+            copied = copied == STAGES - 1 ? 0 : copied + 1;
+            te_cp_async_commit();
+        }
         const int factor = ahead[0];
-        shift();
-        te_cp_async_commit();
         te_cp_async_wait<STAGES - 1>();
         if (turn == 0) {
-            __syncthreads(); // all warps have copied Q
+            __syncthreads(); // all warps have stored Q
 #pragma unroll
             for (int i = 0; CODES && i < 2 * N; i++)
                 by_q[i >> 1][i & 1] = of_q[8 * (i >> 1) + 2 * (lane & 3) + (i & 1)] * (plain ? a.scale2 : 1.0f);
@@ -540,13 +567,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
     if (!last) return;
-    enum { EARLY = 8 }; // sums that are loaded before their weights are known
+    // The sums of chunks are loaded while their weights are computed: those of the first chunks into registers, if each
+    // thread has four channels at most, and others into shared memory behind `parts`, as far as they fit.
+    enum { EARLY = 8, ROOM_PARTS = TILES > SUMS ? TILES : SUMS };
+    const int in_registers = rows * QUADS <= THREADS ? EARLY : 0, part_pieces = (int)part_floats / 4,
+              sums_at = (rows * used * (int)sizeof(te_part) + 15) / 16 * 16,
+              kept = max(0, min(used, (ROOM_PARTS - sums_at) / (16 * part_pieces)));
     const int early_r = threadIdx.x / QUADS, early_c = 4 * (threadIdx.x % QUADS);
     float4 early[EARLY];
 #pragma unroll
     for (int i = 0; i < EARLY; i++)
-        if (early_r < rows && early_c < a.d_v && i < used)
+        if (i < min(in_registers, used) && early_r < rows && early_c < a.d_v)
             early[i] = __ldcg((const float4 *)(all + early_r * row_floats + early_c + i * part_floats));
+    for (int at = in_registers * part_pieces + threadIdx.x; at < kept * part_pieces; at += THREADS)
+        te_cp_async16(shared + sums_at + 16 * at, (const float4 *)all + at, 16);
+    te_cp_async_commit();
     te_part *parts = (te_part *)te_shared; // [row][chunk]; at last `top` is the weight of the chunk's sums
     for (int r = warp; r < rows; r += WARPS) {
         te_part *const mine = parts + r * used;
@@ -565,26 +600,32 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         total = te_warp_sum(total);
         if (lane == 0) of_warps[r].top = most, of_warps[r].l = total;
     }
+    te_cp_async_wait<0>();
     __syncthreads();
     for (int at = threadIdx.x; at < rows * QUADS; at += THREADS) {
         const int r = at / QUADS, c = 4 * (at % QUADS);
         if (c >= a.d_v) continue;
-        const float4 *o = (const float4 *)(all + r * row_floats + c);
+        const int in_part = (int)(r * row_floats + c) / 4;
+        const float4 *o = (const float4 *)all + in_part;
+        const te_u32 o_kept = shared + sums_at + 16 * in_part;
         const te_part *weights = parts + r * used;
         float4 joined = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         auto add = [&](float w, const float4 &v) {
             joined.x = fmaf(w, v.x, joined.x), joined.y = fmaf(w, v.y, joined.y);
             joined.z = fmaf(w, v.z, joined.z), joined.w = fmaf(w, v.w, joined.w);
         };
-        int i = 0;
-        if (at < THREADS) {
 #pragma unroll
-            for (int n = 0; n < EARLY; n++)
-                if (n < used) add(weights[n].top, early[n]);
-            i = EARLY;
+        for (int n = 0; n < EARLY; n++)
+            if (n < min(in_registers, used)) add(weights[n].top, early[n]);
+        int i = in_registers;
+#pragma unroll 8
+        for (; i < kept; i++) {
+            const uint4 v = te_lds16(o_kept + 16 * i * part_pieces);
+            add(weights[i].top, make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                                            __uint_as_float(v.w)));
         }
 #pragma unroll 16
-        for (; i < used; i++) add(weights[i].top, __ldcg(o + i * (part_floats / 4)));
+        for (; i < used; i++) add(weights[i].top, __ldcg(o + i * part_pieces));
         te_finish(a, seq, b, first_head, r, c, joined, of_warps[r]);
     }
 }

@@ -234,7 +234,27 @@ static bool te__attn_decodes(const te__plan *p, const te__attn_kargs *a, int ker
            (!te__attn_is_coded(a) || te__attn_coded_rows_fit(a, 16)) &&
            te__attn_decode_shared(a) <= te__attn_shared_limit(p);
 }
-static te_result te__attn_plan_decode(te__plan *p, const te__attn_kargs *a) {
+/* Sets what the kernel reads before te_follow: the lengths of sequences and the rows of keys and values that are there
+ * when the graph is launched (ops/early.c). */
+static void te__attn_decode_early(const te__plan *p, const te_op_attn_fwd_args *x, te__attn_decode_kargs *k) {
+    const te_attn_rule *r = &x->rule;
+    te__cache_use use = TE_ZERO;
+    const int *old = NULL;
+    if (!te__is_settled(p, r->cu_seqlens_q) || !te__is_settled(p, r->cu_seqlens_kv) ||
+        !te__is_settled(p, r->cu_seqlens_q_padded) || !te__is_settled(p, r->cu_seqlens_kv_padded))
+        return;
+    use.k = x->k;
+    use.v = x->v;
+    use.k_factors = r->k_factors;
+    use.v_factors = r->v_factors;
+    use.table = r->page_table;
+    use.sequences = k->a.batch;
+    if (!te__settled_rows(p, &use, &old)) return;
+    if (old && te__attn_kv_format(x) != TE_BSHD) return; /* rows of a cache are its second dimension */
+    k->early = 1;
+    k->old = old;
+}
+static te_result te__attn_plan_decode(te__plan *p, const te_op_attn_fwd_args *args, const te__attn_kargs *a) {
     const int d = te__attn_padded_d(a), heads = a->heads / a->groups, share = te__attn_decode_share(a),
               splits = (int)te__min(share, te__div_up(a->s_kv, TE__ATTN_DECODE_CHUNK(1, 1))),
               together = (int)te__min(a->batch, TE__PLAN_MANY_COUNTERS / a->groups); /* launches use the same memory in
@@ -254,6 +274,7 @@ static te_result te__attn_plan_decode(te__plan *p, const te__attn_kargs *a) {
         k->share = share;
         k->first = first;
         k->heads = heads;
+        te__attn_decode_early(p, args, k);
         te__launch_size(l, a->groups, splits, te__min(together, a->batch - first), 32 * TE__ATTN_DECODE_WARPS,
                         te__attn_decode_shared(a));
         te__launch_option(l, "X_DT", a->q.dt);
@@ -275,7 +296,7 @@ static te_result te__attn_plan_fwd(te__plan *p, const te_op_attn_fwd_args *args,
     const int kernels = a.x.codes ? 0 : te__attn_choose(p, &numbers, mod != NULL, false);
     te__attn_launch_clear(p, &a, false, args->max_logit != NULL);
     if (te__attn_decodes(p, &a, kernels, mod != NULL, args->max_logit != NULL))
-        return te__attn_plan_decode(p, &a);
+        return te__attn_plan_decode(p, args, &a);
     if (kernels && te__attn_is_coded(&a)) {
         if (te__attn_coded_rows_fit(&a, 8) && !a.x.packed_kv) {
             if (te__attn_plan_numbers(p, &a, &numbers) != TE_OK) return p->result;

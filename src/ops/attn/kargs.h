@@ -88,6 +88,9 @@ typedef struct te__attn_decode_kargs {
     int share;          /* the largest number of chunks of a place; depends only on the number of KV heads */
     int first;          /* the first sequence of the launch */
     int heads;          /* the number of query heads of one KV head */
+    int early;          /* 1: the lengths, the page table and the rows of keys and values of sequence b before row
+                         * old[b] may be read while the kernels ahead still run (ops/early.c) */
+    const int *old;     /* NULL: all rows */
 } te__attn_decode_kargs;
 #define TE__ATTN_DECODE_WARPS 4
 #define TE__ATTN_DECODE_STAGES 2

@@ -519,7 +519,7 @@ typedef struct te__gemm_joint {
     const te__gemv_norm *norm; /* of A's rows, or NULL */
     const void *rope;          /* te__rope_kargs, by which queries, keys and values are rotated; or NULL */
     size_t rope_bytes;
-    bool norm_early;           /* whether te__plan_keeps allows to read gamma and beta early */
+    bool norm_early;           /* whether gamma and beta are settled (ops/early.c) */
 } te__gemm_joint;
 enum { TE__JOINT_PRODUCTS = 1, TE__JOINT_GATED = 2, TE__JOINT_SUM = 3 }; /* gemv_joint's option JOINT */
 
@@ -582,7 +582,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
         part->tiles = (int)tiles;
         v->factor_a = g.factor_a;
         v->factor_b = g.factor_b;
-        v->early = v->early && te__plan_keeps(p, q[i].args->b) && te__plan_keeps(p, q[i].args->scale_b);
+        v->early = v->early && te__is_settled(p, q[i].args->b) && te__is_settled(p, q[i].args->scale_b);
     }
     for (; i < TE__COUNT(v->part); i++) v->part[i] = v->part[i - 1];
     if (j->activation) tiles /= 2; /* pairs */

@@ -204,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
     te_joint_ring ring(k, memory);
     float *sums = (float *)(memory + 16 * DEPTH * SLOT); // [2][16 / WARPS][HALF][WARPS][few][16], of two units
     te_gemv_shared in(few, k.k, sums + 2 * HALF * 16 * few * 16);
-    if (!k.early) te_wait();
+    if (!k.early) te_follow();
 #if NORM
     te_gemv_norm<NORM == 2, HIGH ? HIGH : A_DT, W_DT, THREADS / 32> norm(k.norm, k.a, k.lda, k.m, k.k);
     norm.ask_weights();

@@ -27,6 +27,12 @@ static te_result te__joint_plan_rope(te__plan *p, const te_op_joint_gemm_args *a
     return te__cuda_plan_qkv_rope(p, &r.args);
 }
 
+static void te__joint_note_rope(te__plan *p, const te_op_joint_gemm_args *a) {
+    te__joint_rope r;
+    te__joint_rope_of(&r, a);
+    te__qkv_rope_note(p, &r.args);
+}
+
 /* Returns whether gemv_joint can rotate the results: into caches of D's format, in tiles of whole pairs
  * (gemv_rotate.cuh). Sets *k. */
 static bool te__joint_rope_fits(const te_op_joint_gemm_args *a, te__rope_kargs *k) {
@@ -54,13 +60,14 @@ static bool te__joint_plan_one(te__plan *p, const te_op_joint_gemm_args *a, cons
     joint.residual = a->residual;
     joint.y = a->y;
     joint.norm = norm;
-    joint.norm_early = te__plan_keeps(p, a->norm_weight) && te__plan_keeps(p, a->norm_bias);
+    joint.norm_early = te__is_settled(p, a->norm_weight) && te__is_settled(p, a->norm_bias);
     if (a->rope.q && te__joint_rope_fits(a, &rope)) {
         joint.rope = &rope;
         joint.rope_bytes = sizeof(rope);
     }
     if (!te__gemm_plan_joint(p, product, joint)) return false;
     if (a->rope.q && !joint.rope) te__joint_plan_rope(p, a);
+    if (joint.rope) te__joint_note_rope(p, a);
     return true;
 }
 static te_result te__joint_plan_products(te__plan *p, const te_op_joint_gemm_args *a) {

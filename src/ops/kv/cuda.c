@@ -15,8 +15,17 @@ static te_result te__cuda_plan_advance_kv_cache(te__plan *p, const te_op_advance
 
 static te_result te__cuda_plan_copy_to_kv_cache(te__plan *p, const te_op_copy_to_kv_cache_args *args) {
     te__kv_copy_kargs a = te__kv_copy_problem(args);
+    te__cache_use use = TE_ZERO;
     te__launch *l;
     if (a.tokens * a.heads == 0) return TE_OK;
+    use.k = args->k_cache;
+    use.v = args->v_cache;
+    use.k_factors = args->k_factors;
+    use.v_factors = args->v_factors;
+    use.start = args->start_positions;
+    use.table = args->page_table;
+    use.sequences = a.sequences;
+    te__note_rows(p, &use);
     l = te__plan_launch(p, "kv", "copy_to_kv_cache");
     *TE__KARGS(p, l, te__kv_copy_kargs) = a;
     te__launch_size(l, te__min(a.tokens, 1 << 20), 2, 1, 128, 0);

@@ -45,9 +45,23 @@ static te_result te__cuda_plan_rope(te__plan *p, const te_op_rope_args *args) {
     te__rope_problem(&a, args);
     return te__rope_plan(p, &a);
 }
+/* Notes the rows of a cache that the operation writes, for kernels that read others early (ops/early.c). */
+static void te__qkv_rope_note(te__plan *p, const te_op_qkv_rope_args *args) {
+    te__cache_use use = TE_ZERO;
+    if (!args->k_cache) return;
+    use.k = args->k_cache;
+    use.v = args->v_cache;
+    use.k_factors = args->k_factors;
+    use.v_factors = args->v_factors;
+    use.start = args->cache_positions;
+    use.table = args->page_table;
+    use.sequences = te__numel(args->cache_positions);
+    te__note_rows(p, &use);
+}
 static te_result te__cuda_plan_qkv_rope(te__plan *p, const te_op_qkv_rope_args *args) {
     te__rope_kargs a;
     te__qkv_rope_problem(&a, args, false);
+    te__qkv_rope_note(p, args);
     return te__rope_plan(p, &a);
 }
 static te_result te__cuda_plan_qkv_rope_bwd(te__plan *p, const te_op_qkv_rope_bwd_args *args) {

@@ -67,8 +67,8 @@ typedef struct te_causal_lm_desc {
                                   * => on */
     const bool *dense_layers;    /* [num_hidden_layers]: true for layers with an MLP instead of experts; NULL => none.
                                   * Copied */
-    /* Ranks that share the model (borrowed for its lifetime; te_dist has these groups). NULL => one rank. All ranks make
-     * the same calls, with the same ids, except as said here. Sizes above are those of the whole model. */
+    /* Ranks that share the model (borrowed for its lifetime; te_dist has these groups). NULL => one rank. All ranks
+     * make the same calls, with the same ids, except as said here. Sizes above are those of the whole model. */
     te_group *tp_group;          /* they share the heads of attention and the columns of the MLP's inner size, and
                                   * divide num_attention_heads, num_key_value_heads and intermediate_size. Embedding,
                                   * norms, experts and lm_head are whole on each */

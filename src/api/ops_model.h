@@ -342,9 +342,11 @@ typedef struct te_joint_product {
 
 /* Up to three products that share A [m, k], with a norm before them and a step after them. The results are those of the
  * calls one after another: te_op_rmsnorm_fwd or te_op_layernorm_fwd, te_op_gemm for each product in order, then
- * te_op_act_fwd, te_op_axpby or te_op_qkv_rope. On CUDA the products and an activation or a sum are one launch if there
- * are few rows, the weights are read straight from memory, all B are of one format and all D of one, and k is a
- * multiple of 64 (FP8: 128, NVFP4: 256); otherwise there is a launch or more for each part (te_explain).
+ * te_op_act_fwd, te_op_axpby or te_op_qkv_rope. On CUDA a call is one launch if it has few rows, its weights are read
+ * straight from memory, all B are of one format and all D of one, and k is a multiple of 64 (FP8: 128, NVFP4: 256);
+ * with a norm, if A is f16 or bf16, and k at most 16384; with rope, if the caches are of D's format, pairs of channels
+ * are rotary_dim / 2 apart, and head_dim and rotary_dim are multiples of 16. Otherwise there is a launch or more for
+ * each part (te_explain).
  *   a          f32, f16 or bf16, contiguous [m, k]
  *   norm       normalization not 0: each row of A is normalized and rounded to A's format. This takes the place of A in
  *              the products; A itself does not change. TE_NORM_DEFAULT (0) => no norm

@@ -714,11 +714,12 @@ static bool te__joint_has(const te__joint *j, int i, const te_tensor *y) {
 }
 /* Returns whether the product x w^T of `c` may wait for others: it is not recorded, all of it is on this rank, no bias
  * is added behind it (te__linear_biased does so in row-parallel mode, even with one rank), and its operands live on
- * after the call. `quantizes`: the product quantizes x. */
+ * after the call, which a sharded weight need not. `quantizes`: the product quantizes x. */
 static bool te__linear_may_wait(const te__linear_call *c, const te_tensor *x, const te_tensor *w, bool quantizes) {
     const te_ctx *te = x->te;
     return te__functions_of(te)->joint && te->tape.no_grad != te->tape.hidden_no_grad && c->parallel.size <= 1 &&
            c->parallel.mode != TE_PARALLEL_ROW && !c->fp8_output && !c->out && x == c->x && w == c->weight &&
+           !w->moves && !(c->bias && c->bias->moves) &&
            !x->quantized && (quantizes || !w->quantized);
 }
 /* Notes the product x w^T for te__joint_run, if it can be one of those. `quantizes`: *g has all of it already. */

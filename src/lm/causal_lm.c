@@ -159,8 +159,8 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     if (context && te__context_size(context) > 1) {
         if (cache)
             return te__fail(m->te, TE_ERR_UNSUPPORTED,
-                            "DecoderAttention: kv_cache is given, and %d ranks share each sequence (cp_group); open the "
-                            "model without it to generate",
+                            "DecoderAttention: kv_cache is given, and %d ranks share each sequence (cp_group); "
+                            "open the model without it to generate",
                             te__context_size(context));
         rotary.cp_size = te__context_size(context);
         rotary.cp_rank = te__context_rank(context);

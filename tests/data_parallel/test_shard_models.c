@@ -5,7 +5,7 @@
 /* ---- language models ---- */
 
 typedef struct lm_case {
-    bool experts, tied, grouped_checkpoint, stored, autocast;
+    bool experts, tied, grouped_checkpoint, stored, autocast, packs; /* packs: no norm of heads */
     te_dtype dtype;
     te_shard shard;
 } lm_case;
@@ -21,7 +21,7 @@ static te_module *make_lm(te_ctx *te, const lm_case *c) {
     te_recipe recipe = te_recipe_current_scaling();
     d.tie_word_embeddings = c->tied;
     d.params_dtype = c->dtype;
-    d.qk_norm = true;
+    d.qk_norm = !c->packs;
     if (c->experts) d.num_local_experts = 4, d.num_experts_per_tok = 2;
     te_seed(te, 21);
     if (c->stored) te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &recipe});
@@ -90,6 +90,39 @@ TE_TEST(shards_of_language_models) {
             test_case("case %d, shard %d", i, shard);
             run_ranks(2, lm_rank, &c);
         }
+}
+
+/* Units that are as small as a Linear or a norm: in a step with a cache their parameters are gone before products that
+ * wait for each other could run. */
+static void cached_rank(rank_state *s) {
+    static const char *const small[] = {"input_layernorm", "self_attn.k_proj", "self_attn.o_proj", "mlp.gate_proj",
+                                        "post_attention_layernorm", "mlp.down_proj"};
+    const lm_case *c = (const lm_case *)s->arg;
+    const te_data_parallel_desc d = {.group = s->group, .shard = TE_SHARD_PARAMETERS, .no_init_sync = true};
+    float *logits[2][3];
+    for (int k = 0; k < 2; k++) {
+        te_module *m = make_lm(s->te, c), *layers = te_module_find(m, "model.layers");
+        for (int i = 0; k && i < LM_LAYERS * COUNT(small); i++)
+            EXPECT(s, te_fsdp_unit(te_module_find(te_module_child(layers, i % LM_LAYERS), small[i / LM_LAYERS]), &d) == TE_OK);
+        te_no_grad_begin(s->te);
+        te_kv_cache *cache = te_kv_cache_create_with(m, &(te_kv_cache_desc){.batch = 1, .max_length = 8});
+        for (int i = 0; i < 3; i++) {
+            const int32_t ids[3] = {3, 1, 4};
+            te_forward_args args = {.input = te_tensor_from_host(s->te, TE_I32, SHAPE(1, i ? 1 : 3), ids + i), .kv_cache = cache, .logits_to_keep = 1};
+            te_tensor *y = te_forward_with(m, &args);
+            EXPECT(s, y != NULL);
+            logits[k][i] = y ? test_read(y) : NULL;
+        }
+        te_no_grad_end(s->te);
+        te_kv_cache_destroy(cache);
+        te_module_destroy(m);
+    }
+    for (int i = 0; i < 3; i++)
+        EXPECT(s, logits[0][i] && logits[1][i] && !memcmp(logits[0][i], logits[1][i], LM_VOCAB * sizeof(float)));
+}
+TE_TEST(shards_of_small_units_in_cached_steps) {
+    const lm_case c = {.dtype = TE_BF16, .packs = true};
+    run_ranks(2, cached_rank, &c);
 }
 
 /* ---- groups beside groups ---- */

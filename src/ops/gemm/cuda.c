@@ -625,7 +625,7 @@ static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, te__gemm_
     te__gemm_problem q[MOST];
     const int64_t turn = !a->quantize_a ? 64 : a->quantize_a == TE_F4E2M1 ? 256 : 128; /* the kernel's TURN */
     int i;
-    if (joint.count > MOST || a->m == 0 || a->k == 0 || a->m > 16 || p->baseline) return false;
+    if (joint.count < 1 || joint.count > MOST || a->m == 0 || a->k == 0 || a->m > 16 || p->baseline) return false;
     for (i = 0; i < joint.count; i++) {
         if (a->quantize_a) te__gemm_codes_init(&codes[i], p->te, &a[i]);
         q[i] = te__gemm_problem_of(a->quantize_a ? &codes[i].product : &a[i]);

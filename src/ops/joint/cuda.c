@@ -47,7 +47,7 @@ static bool te__joint_rope_fits(const te_op_joint_gemm_args *a, te__rope_kargs *
 }
 
 /* Plans the products and the step after them, of rows that `norm` makes of A if it is not NULL. Returns false, and has
- * planned nothing, if that needs more than one launch. */
+ * planned nothing, if gemv_joint cannot take them. A rotation that the kernel cannot take has a launch of its own. */
 static bool te__joint_plan_one(te__plan *p, const te_op_joint_gemm_args *a, const te__gemv_norm *norm) {
     te_op_gemm_args product[TE__COUNT(((te_op_joint_gemm_args *)0)->product)];
     te_tensor d[TE__COUNT(((te_op_joint_gemm_args *)0)->product)];

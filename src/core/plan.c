@@ -174,21 +174,21 @@ static unsigned *te__plan_many_counters(const te__plan *p) {
 /* Returns a float in device memory for a maximum over all blocks. The float is 0 between kernels. */
 static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
-/* Returns the bytes of shared memory of a multiprocessor. Each block takes 1024 bytes in addition to its own. */
-static int64_t te__plan_shared(const te__plan *p) {
-    bool small_chip = p->sm == 86 || p->sm == 89 || p->sm == 120;
-    return small_chip ? 100 * 1024 : p->sm == 80 ? 164 * 1024 : 228 * 1024;
+/* Returns the bytes of shared memory of a multiprocessor (CUDA programming guide, technical specifications); for an
+ * architecture that is not listed, the least of all. Each block takes 1024 bytes in addition to its own. */
+static int64_t te__sm_shared(int sm) {
+    return (sm == 80 ? 164 : sm == 90 || sm == 100 || sm == 103 ? 228 : 100) * 1024;
 }
 /* Returns whether `blocks` blocks of a multiprocessor can have this many bytes of shared memory. */
 static bool te__plan_fits(const te__plan *p, int64_t shared, int blocks) {
-    return blocks * (shared + 1024) <= te__plan_shared(p);
+    return blocks * (shared + 1024) <= te__sm_shared(p->sm);
 }
 /* Returns the largest number of blocks that fit on the GPU together, for a cooperative launch.
  * `per_sm`: the blocks per multiprocessor that the kernel's launch bounds guarantee.
  * `shared`: bytes of shared memory of a block, static ones included. */
 static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
     bool small_chip = p->sm == 86 || p->sm == 89 || p->sm == 120;
-    per_sm = te__min(per_sm, te__min((small_chip ? 1536 : 2048) / threads, te__plan_shared(p) / (shared + 1024)));
+    per_sm = te__min(per_sm, te__min((small_chip ? 1536 : 2048) / threads, te__sm_shared(p->sm) / (shared + 1024)));
     return te__max(per_sm, 1) * p->num_sms;
 }
 

@@ -769,11 +769,11 @@ static te_tensor *te__linear(const te__linear_call *c) {
         /* the copy that the backward pass reads */
         keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE;
         waits = te__linear_input_waits(c, x, &spec);
-        xq = waits ? x : te__linear_input(c, x, keep, &state, &kept);
+        xq = waits ? x : te__joint_reads(x) == TE_OK ? te__linear_input(c, x, keep, &state, &kept) : NULL;
         w = te__quantized_weight(c, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
         if (waits && !(w && w->quantized && te__product_quantizes(x, &spec, te__copy_of(w, TE_ROWWISE)))) {
             waits = false;
-            xq = te__linear_input(c, x, keep, &state, &kept);
+            xq = te__joint_reads(x) == TE_OK ? te__linear_input(c, x, keep, &state, &kept) : NULL;
         }
         block = te__recipe_class_of(recipe)->facts & TE__SPLITS_ALWAYS;
         gemm.split_accumulator = block || te__switch(recipe->split_fprop, false);

@@ -381,6 +381,46 @@ TE_TEST_DEVICES(decode_together_and_apart) {
     }
 }
 
+/* A batch whose rows are more numbers than a product quantizes by itself: then a call of its own quantizes what the norm makes, which has to have run. The
+ * same where each tensor is inspected. A norm with a forward of its own never waits, and gives the same bits. */
+static bool dec_set_norms_alone(void *user, te_module *m) {
+    if (!strcmp(te_module_get_class(m)->name, "RMSNorm")) te_module_set_forward(m, *(bool *)user ? dec_alone : NULL);
+    return true;
+}
+TE_TEST_DEVICES(decode_of_many_numbers) {
+    const te_recipe recipes[] = {te_recipe_current_scaling(), te_recipe_block_scaling(), te_recipe_mxfp8(), te_recipe_nvfp4(), te_recipe_delayed_scaling()};
+    for (int n = 0; n < 2 * COUNT(recipes); n++) {
+        const int64_t batch = n % 2 ? 2 : 16;
+        const te_autocast_desc cast = {.recipe = &recipes[n / 2]};
+        float *logits[2];
+        test_case("%s, batch %d", te_recipe_name(recipes[n / 2].kind), (int)batch);
+        te_causal_lm_desc desc = dec_desc(0, TE_BF16);
+        desc.hidden_size = 1024, desc.intermediate_size = 256, desc.num_hidden_layers = 1;
+        te_seed(te, 5);
+        te_no_grad_begin(te);
+        decoder d = dec_open(te, te_causal_lm_create(te, &desc), batch, TE_DTYPE_NONE);
+        REQUIRE_OK(te);
+        if (batch == 2) te_quant_inspect(te, true);
+        for (int run = 0; run < 2; run++) {
+            bool alone = run == 1;
+            te_module_visit(d.m, dec_set_norms_alone, &alone);
+            te_kv_cache_truncate(d.cache, 0);
+            for (int i = 0; i < 2; i++) {
+                te_autocast_begin(te, &cast);
+                dec_step(&d, i ? d.id : dec_prompt(te, batch));
+                te_autocast_end(te);
+            }
+            REQUIRE_OK(te);
+            logits[run] = test_read(d.logits);
+        }
+        CHECK_BYTES("logits", logits[0], logits[1], (size_t)batch * DEC_V * sizeof(float));
+        te_quant_inspect(te, false);
+        te_no_grad_end(te);
+        CHECK_OK(te);
+        dec_close(&d);
+    }
+}
+
 /* Linears that add their bias behind the product, since they are row-parallel, of one rank: that product cannot wait
  * for others. In the places of gate, up, o and down. */
 static void dec_replace(te_module *parent, const char *name, int64_t in, int64_t out) {

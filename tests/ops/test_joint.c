@@ -15,7 +15,10 @@ static const joint_case joint_cases[] = {{"bf16", (te_quant_kind)0, TE_BF16, TE_
                                          {"current", TE_QUANT_CURRENT, TE_F8E4M3, TE_SCALING_TENSOR, TE_SCALING_TENSOR},
                                          {"blocks", TE_QUANT_BLOCK, TE_F8E4M3, TE_SCALING_BLOCK_1D, TE_SCALING_BLOCK_2D},
                                          {"MXFP8", TE_QUANT_MXFP8, TE_F8E4M3, TE_SCALING_MXFP8, TE_SCALING_MXFP8},
-                                         {"NVFP4", TE_QUANT_NVFP4, TE_F4E2M1, TE_SCALING_NVFP4, TE_SCALING_NVFP4}};
+                                         {"NVFP4", TE_QUANT_NVFP4, TE_F4E2M1, TE_SCALING_NVFP4, TE_SCALING_NVFP4},
+                                         {"blocks of rows", TE_QUANT_BLOCK, TE_F8E4M3, TE_SCALING_BLOCK_1D, TE_SCALING_BLOCK_1D}};
+/* Whether one kernel takes products in this format together. */
+static bool joins(const joint_case *c) { return c->dtype != TE_F32 && c->of_weight != TE_SCALING_BLOCK_1D; }
 typedef enum step { NOTHING, ACTIVATION, RESIDUAL } step;
 
 /* The row-wise codes of w; `fp8`: their format, if it is not NVFP4. */
@@ -163,7 +166,7 @@ static void joint_all(te_ctx *te, int first) {
                     if (!te_ctx_is_cuda(te) && (turn % 3 || w == 2)) continue; /* the CPU has one way */
                     const bool whole = k % (j->kind == TE_QUANT_NVFP4 ? 256 : j->kind ? 128 : 64) == 0; /* turns of the kernel */
                     check_joint(te, j, (step)s, turn % 4 ? TE_BF16 : TE_F32, s == NOTHING ? 2 + turn % 2 : s == ACTIVATION ? 2 : 1, m, widths[w], k,
-                                m <= 4 && j->dtype != TE_F32 && whole && w != 1);
+                                m <= 4 && joins(j) && whole && w != 1);
                 }
 }
 TE_TEST_DEVICES(joint_gemm_0) { joint_all(te, 0); }
@@ -175,7 +178,7 @@ TE_TEST_DEVICES(joint_gemm_of_many_tiles) {
     if (!te_ctx_is_cuda(te)) SKIP("for the GPU's schedule; the CPU has none");
     for (int c = 0; c < COUNT(joint_cases); c++)
         for (int s = NOTHING; s <= RESIDUAL; s++) {
-            check_joint(te, &joint_cases[c], (step)s, TE_BF16, s == NOTHING ? 3 : s == ACTIVATION ? 2 : 1, 1, widths, 1024, joint_cases[c].dtype != TE_F32);
+            check_joint(te, &joint_cases[c], (step)s, TE_BF16, s == NOTHING ? 3 : s == ACTIVATION ? 2 : 1, 1, widths, 1024, joins(&joint_cases[c]));
             check_joint(te, &joint_cases[c], (step)s, TE_BF16, s == NOTHING ? 3 : s == ACTIVATION ? 2 : 1, 2, wide, 512, false);
         }
 }
@@ -192,8 +195,8 @@ TE_TEST_DEVICES(joint_gemm_of_normed_rows) {
                 const int64_t k = lengths[l], m = 1 + turn * 5 % 16;
                 if (!te_ctx_is_cuda(te) && turn % 4) continue; /* the CPU has one way */
                 const bool whole = k % (j->kind == TE_QUANT_NVFP4 ? 256 : j->kind ? 128 : 64) == 0; /* turns of the kernel */
-                check_normed(te, j, (before)b, turn % 5 ? TE_DTYPE_NONE : TE_F32, s, turn % 4 ? TE_BF16 : TE_F32, s == NOTHING ? 2 + turn % 2 : s == ACTIVATION ? 2 : 1, m, widths, k, m <= 2 && k <= 4096 && j->dtype != TE_F32 && whole);
-                check_normed(te, j, (before)b, TE_DTYPE_NONE, s, TE_BF16, s == NOTHING ? 3 : s == ACTIVATION ? 2 : 1, 1, widths, k, j->dtype != TE_F32 && whole);
+                check_normed(te, j, (before)b, turn % 5 ? TE_DTYPE_NONE : TE_F32, s, turn % 4 ? TE_BF16 : TE_F32, s == NOTHING ? 2 + turn % 2 : s == ACTIVATION ? 2 : 1, m, widths, k, m <= 2 && k <= 4096 && joins(j) && whole);
+                check_normed(te, j, (before)b, TE_DTYPE_NONE, s, TE_BF16, s == NOTHING ? 3 : s == ACTIVATION ? 2 : 1, 1, widths, k, joins(j) && whole);
             }
     check_normed(te, &joint_cases[0], RMS, TE_DTYPE_NONE, NOTHING, TE_BF16, 1, 1, widths, 16384, true);
     check_normed(te, &joint_cases[0], LAYER, TE_DTYPE_NONE, NOTHING, TE_BF16, 1, 2, widths, 20480, false);
@@ -228,6 +231,8 @@ TE_TEST_DEVICES(joint_gemm_complaints) {
         good.product[i].n = 16;
     }
     CHECK_EQ_INT(te_op_joint_gemm(te, &good), TE_OK);
+    a = good, a.m = 1, te_op_joint_gemm(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "a is [2, 32]; [1, 32]");
     a = good, a.count = 4, te_op_joint_gemm(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "count is 4; 1 to 3");
     a = good, a.count = 1, te_op_joint_gemm(te, &a);

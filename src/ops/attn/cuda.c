@@ -12,7 +12,7 @@ typedef struct te__attn_tiles {
 
 /* Returns how many bytes of shared memory a block can have. */
 static int64_t te__attn_shared_limit(const te__plan *p) {
-    return (p->sm == 80 ? 163 : p->sm == 90 || p->sm == 100 || p->sm == 103 ? 227 : 99) * 1024;
+    return te__sm_shared(p->sm) - 1024;
 }
 
 static int te__attn_padded_d(const te__attn_kargs *a) {

@@ -523,19 +523,20 @@ typedef struct te__gemm_joint {
 } te__gemm_joint;
 enum { TE__JOINT_PRODUCTS = 1, TE__JOINT_GATED = 2, TE__JOINT_SUM = 3 }; /* gemv_joint's option JOINT */
 
-/* Returns the bytes of shared memory of gemv_joint with `depth` turns on their way for each of sixteen warps. */
-static int64_t te__gemv_joint_shared(const te__gemm_problem *q, int depth) {
+/* Returns the bytes of shared memory of gemv_joint with `depth` turns on their way for each of sixteen warps. `gated`:
+ * there is an activation, so that sums of two products are added up together. */
+static int64_t te__gemv_joint_shared(const te__gemm_problem *q, bool gated, int depth) {
     const te_op_gemm_args *a = q->args;
     const int64_t turn = te__dtype_size(q->b.dtype) == 2 ? 64 : te__gemv_turn(q);
     const int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0;
-    return TE__GEMV_SHARED(a->m, a->k / turn, turn) + TE__GEMV_SUMS(16, 2 * a->m) +
+    return TE__GEMV_SHARED(a->m, a->k / turn, turn) + TE__GEMV_SUMS(16, (gated ? 2 : 1) * a->m) +
            16 * depth * TE__GEMV_SLOT(scales);
 }
 /* Returns the number of turns on their way. With more than one a multiprocessor must still have room for a block of the
  * kernel that follows. */
-static int te__gemv_joint_depth(const te__plan *p, const te__gemm_problem *q) {
+static int te__gemv_joint_depth(const te__plan *p, const te__gemm_problem *q, bool gated) {
     int depth = 3;
-    while (depth > 1 && !te__plan_fits(p, te__gemv_joint_shared(q, depth), 2)) depth--;
+    while (depth > 1 && !te__plan_fits(p, te__gemv_joint_shared(q, gated, depth), 2)) depth--;
     return depth;
 }
 /* Returns the number of warps that share a tile, of `tiles` that are multiplied at the same time: as few as fill the
@@ -552,7 +553,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     te__launch *l = te__plan_launch(p, "gemm", "gemv_joint");
     te__gemv_joint_kargs *v = (te__gemv_joint_kargs *)te__plan_args(p, l, sizeof(*v) + j->rope_bytes);
     const int64_t turn = te__dtype_size(q->b.dtype) == 2 ? 64 : te__gemv_turn(q);
-    const int depth = te__gemv_joint_depth(p, q);
+    const int depth = te__gemv_joint_depth(p, q, j->activation != 0);
     int64_t tiles = 0;
     int i, warps;
     v->a = te__data(of_a->a);
@@ -601,7 +602,8 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
         te__launch_option(l, "W_DT", j->norm->dt);
     }
     if (j->rope) te__launch_option(l, "ROPE", 1);
-    te__launch_size(l, te__min(te__div_up(tiles, 16 / warps), p->num_sms), 1, 1, 512, te__gemv_joint_shared(q, depth));
+    te__launch_size(l, te__min(te__div_up(tiles, 16 / warps), p->num_sms), 1, 1, 512,
+                    te__gemv_joint_shared(q, j->activation != 0, depth));
     p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
     te__plan_why(p, q->high && j->norm
                         ? "products of a few rows at once: B by copies ahead into shared memory, A normalized and "
@@ -633,10 +635,11 @@ static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, te__gemm_
         if (q[i].b.dtype != q[0].b.dtype || a[i].d->dtype != a->d->dtype || a[i].n < a[i].m ||
             te__gemm_is_exact(p, &q[i]) || !te__gemm_is_gemv(p, &q[i], false) ||
             !te__gemm_is_aligned(&q[i]) || a[i].n > INT_MAX / 32 ||
-            q[i].b.ld > INT_MAX / 16 || (a[i].scaling_b == TE_SCALING_NVFP4 && !te__is_aligned(a[i].scale_b, 16)) ||
+            (q[i].block && q[i].block != TE__GEMM_1D_2D) ||
+            q[i].b.ld > INT_MAX / 2048 || (a[i].scaling_b == TE_SCALING_NVFP4 && !te__is_aligned(a[i].scale_b, 16)) ||
             (a[i].amax_b && te__numel(a[i].amax_b) > 1) || a->k % turn != 0 || !te__rows_aligned(a->a, a->k, 16) ||
             (a->quantize_a && (a->m * a->k > TE__GEMM_QUANTIZE_NUMBERS || !te__gemv_shares(&q[i]))) ||
-            !te__plan_fits(p, te__gemv_joint_shared(&q[i], 1), 1))
+            !te__plan_fits(p, te__gemv_joint_shared(&q[i], joint.activation != 0, 1), 1))
             return false;
     }
     joint.q = q;

@@ -3,8 +3,8 @@
 //
 // A tile is sixteen lines (rows) of one B. WARPS warps multiply a tile. Warp w takes the turns w, w + WARPS and so on,
 // as in gemv_k. A block has sixteen warps: groups of WARPS, which have tiles of their own. A decoding step consists of
-// many such launches, each of a few microseconds. So instructions count: before the first product, for each tile, and
-// in the size of the code, which the instruction caches must fetch.
+// many such launches, each of a few microseconds. So each instruction before the first product and in each tile counts,
+// and so does the size of the code, which the instruction caches must fetch.
 //
 // Each lane copies the pieces of B that it will read itself into shared memory (cp.async), DEPTH turns ahead, from one
 // tile into the next. So bytes of B are always on their way, also while A is read and quantized and while sums are

@@ -79,7 +79,7 @@ typedef struct te__gemv_norm {
     int warps;                  /* of a row, each lane with up to TE__GEMV_NORM_CHUNKS vectors of eight elements */
     int layernorm, dt;          /* for the options: LayerNorm or RMSNorm, and the te_dtype of gamma and beta */
 } te__gemv_norm;
-/* One of the products of gemv_joint. */
+/* One of the products of gemv_joint. If there are fewer than three, the last one stands in the places that are left. */
 typedef struct te__gemv_part {
     const void *b;        /* [n, k], rows at multiples of 16 bytes */
     const void *block_b;  /* the scales of B, or NULL */

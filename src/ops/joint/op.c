@@ -161,13 +161,16 @@ static te_result te__joint_check_rope(te_ctx *te, te_op_joint_gemm_args *a) {
     te_result result;
     int i;
     if (!o->q)
-        return extra || o->k_cache || o->v_cache || o->cu_seqlens || o->cache_positions || o->page_table
+        return extra || o->k_cache || o->v_cache || o->cu_seqlens || o->cache_positions || o->page_table ||
+                       o->k_factors || o->v_factors
                    ? te__fail(te, TE_ERR_INVALID, "joint_gemm: rope.%s is given, and rope.q NULL; give both or none",
                               extra           ? extra
                               : o->k_cache    ? "k_cache"
                               : o->v_cache    ? "v_cache"
                               : o->cu_seqlens ? "cu_seqlens"
                               : o->page_table ? "page_table"
+                              : o->k_factors  ? "k_factors"
+                              : o->v_factors  ? "v_factors"
                                               : "cache_positions")
                    : TE_OK;
     if (a->count != 3 || a->activation || a->residual)
@@ -207,7 +210,6 @@ static te_result te__joint_check_rope(te_ctx *te, te_op_joint_gemm_args *a) {
 }
 static te_result te__joint_check_norm(te_ctx *te, te_op_joint_gemm_args *a) {
     const bool layernorm = a->norm.normalization == TE_LAYERNORM;
-    char text[TE__SHAPE_TEXT];
     te_result r;
     if ((int)a->norm.normalization < 0 || a->norm.normalization > TE_RMSNORM)
         return te__fail(te, TE_ERR_INVALID,
@@ -227,13 +229,11 @@ static te_result te__joint_check_norm(te_ctx *te, te_op_joint_gemm_args *a) {
                         layernorm ? "TE_LAYERNORM" : "TE_RMSNORM", layernorm ? "norm_rounded" : "norm_bias",
                         layernorm ? "false" : "NULL");
     r = te__check_norm_options(te, "joint_gemm", &a->norm, layernorm);
-    if (r == TE_OK && (te__rows(a->a) != a->m || te__cols(a->a) != a->k))
-        r = te__fail(te, TE_ERR_SHAPE, "joint_gemm: a is %s; with a norm, [%lld, %lld] of m and k is needed",
-                     te__shape_text(a->a, text), (long long)a->m, (long long)a->k);
     if (r == TE_OK) r = te__want_numel(te, "joint_gemm", "norm_weight", a->norm_weight, a->k);
     return r == TE_OK ? te__want_numel(te, "joint_gemm", "norm_bias", a->norm_bias, a->k) : r;
 }
 static te_result te__check_joint_gemm(te_ctx *te, te_op_joint_gemm_args *a) {
+    char text[TE__SHAPE_TEXT];
     te_result r = TE_OK;
     int i;
     if (a->count < 1 || a->count > TE__COUNT(a->product))
@@ -245,6 +245,9 @@ static te_result te__check_joint_gemm(te_ctx *te, te_op_joint_gemm_args *a) {
     if (a->activation && a->product[1].d)
         return te__fail(te, TE_ERR_INVALID,
                         "joint_gemm: activation and product[1].d are given; product[0].d has both products then");
+    if (te__rows(a->a) != a->m || te__cols(a->a) != a->k)
+        return te__fail(te, TE_ERR_SHAPE, "joint_gemm: a is %s; [%lld, %lld] of m and k is needed",
+                        te__shape_text(a->a, text), (long long)a->m, (long long)a->k);
     r = te__joint_check_norm(te, a);
     if (r == TE_OK) r = te__joint_check_step(te, a);
     if (r == TE_OK) r = te__joint_check_rope(te, a);

@@ -30,16 +30,11 @@ static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     return t;
 }
 
-/* Returns how many bytes of shared memory one block may have (CUDA programming guide, technical specifications). */
-static int64_t te__norm_shared_limit(int sm) {
-    return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024;
-}
-
 /* Returns whether norm_fwd_queue should run instead of norm_fwd. Both give the same bits. norm_fwd_queue is for an x of
  * 32 MB or more, in rows of 4 to 16 KB. With longer rows, a multiprocessor would run only one block, and nothing while
  * this block waits. */
 static bool te__norm_wants_queue(const te__plan *p, int64_t m, int64_t n, te__norm_tiling t, te_dtype dtype) {
-    return te__norm_shared_limit(p->sm) >= 227 * 1024 && te__dtype_size(dtype) == 2 && n >= 2048 && t.warps <= 8 &&
+    return te__sm_shared(p->sm) - 1024 >= 227 * 1024 && te__dtype_size(dtype) == 2 && n >= 2048 && t.warps <= 8 &&
            m <= 1 << 30 && m * n >= 16 << 20;
 }
 static void te__norm_plan_queue(te__plan *p, te__launch *l, te__norm_fwd_kargs *k, te__norm_tiling t) {
@@ -182,7 +177,7 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
                                   {a->gamma, TE_DTYPE_NONE, 16}};
     if (n == 0) return TE_OK;
     fast = !te__eight_lacks(p, rows, TE__COUNT(rows), n) &&
-           te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__norm_shared_limit(p->sm), &t);
+           te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__sm_shared(p->sm) - 1024, &t);
     /* The number of blocks does not depend on the GPU, so each variant (`fast` or not) gives the same bits on all GPUs.
      * The limit of 132 is the number of multiprocessors of an H100. 528 is four times as many. */
     blocks = te__min(132, fast ? te__div_up(m, t.groups) : m);

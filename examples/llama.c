@@ -401,6 +401,7 @@ static double train_step(te_optimizer *adam, const sequences *s, int64_t seen) {
         te_backward(loss);
         sum = te_add(sum, te_tensor_detach(loss));
     }
+    if (dist.tensor) te_module_visit_tensors(model, sum_grad_of_heads, NULL);
     te_optimizer_step(adam);
     return te_tensor_item(sum_of_ranks(sum)) / dist.data_size;
 }

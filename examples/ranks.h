@@ -44,6 +44,14 @@ static te_tensor *sum_of_ranks(te_tensor *x) {
     te_all_reduce(dist.data, sum, TE_REDUCE_SUM);
     return sum;
 }
+/* Ranks that share a layer have different heads: the gradients of norms of heads are sums over them. Before te_optimizer_step. */
+static bool sum_grad_of_heads(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)user, (void)m, (void)path;
+    te_fsdp_slice slice;
+    te_tensor *grad = te_fsdp_get_slice(x, &slice) ? slice.grad : te_tensor_grad(x);
+    if (kind == TE_ENTRY_PARAMETER && te_tensor_sequence_parallel(x) && grad) te_all_reduce(dist.tensor, grad, TE_REDUCE_SUM);
+    return true;
+}
 /* Writes a checkpoint: every rank its slices, or else the first of those that have the same parameters. */
 static void save_together(te_ctx *te, const char *path, te_module *m, te_optimizer *o, const te_metadata *facts, int n) {
     te_group *same = dist.expert ? dist.expert_data : dist.data; /* each rank of dist.expert has experts of its own, and a path */

@@ -257,6 +257,7 @@ static te_tensor *loss_of(run *r, const struct text *t, int index) {
 static te_tensor *learn(run *r) { /* from the batch that lies there */
     te_tensor *loss = te_cross_entropy(logits_of(r, r->ids), r->targets, NULL);
     te_backward(te_scale(loss, 1.0f / (float)te_group_size(dist.context))); /* its part of the sequences' loss */
+    if (dist.tensor) te_module_visit_tensors(r->model, sum_grad_of_heads, NULL);
     te_optimizer_step(r->adam);
     return dist.data ? te_scale(sum_of_ranks(loss), 1.0f / (float)te_group_size(dist.data)) : loss;
 }

@@ -156,8 +156,8 @@ typedef struct te_nccl_group_desc {
  * stopped, and the next call or wait (te_synchronize, reading a tensor) gives TE_ERR_STATE with the rank, its process
  * and host. A machine that loses its power is missed after two minutes. When a collective takes longer than
  * `timeout_seconds`, with what is queued before it, it ends likewise, and the error names the ranks that have not
- * called it and their last calls. Numbers that were computed in between are not valid. Graphs that have collectives of
- * the group cannot be launched after te_group_destroy. It waits, for `timeout_seconds` at the most, until the other
+ * called it and their last calls. Numbers that were computed in between are not valid. Graphs that have collectives
+ * of the group cannot be launched after te_group_destroy. It waits, for `timeout_seconds` at the most, until the other
  * ranks have destroyed the group as well, or are gone: NCCL does, and ranks hear of each other through rank 0. Ranks in
  * a collective that lacks this one get an error instead. Destroy several groups in one order on all ranks.
  *
@@ -208,17 +208,18 @@ typedef struct te_dist {
  * TE_ERR_INVALID if the layout makes another number of ranks than there are. TE_ERR_STATE if the ranks have different
  * layouts; and all that te_nccl_group_create and te_group_split give. */
 TE_API te_result te_dist_init(te_ctx *te, const te_dist_desc *desc, te_dist *dist);
-/* Returns this process's number among those of its host, from what the launcher has set (see te_nccl_group_create):
- * with one GPU for each process, the GPU's number. 0 without a launcher. Needs no context. May be called from any
- * thread. */
+/* Returns this process's number among those of its host, from what the launcher has set (te_nccl_group_create): with
+ * one GPU for each process, the GPU's number. 0 without a launcher, and if its variables contradict each other, which
+ * te_dist_init reports. Needs no context. May be called from any thread. */
 TE_API int te_dist_local_rank(void);
-/* Sets the random states for training in a layout; their offsets stay. Call it after the model is made, since weights
- * are drawn alike on all ranks, whatever the layout. The context's state gets the seed `seed` + (rank / tp) * 2^32:
- * ranks that share a layer drop the same elements of what they all have, and others drop their own. The named state
- * TE_DIST_RNG gets `seed` + (rank + 1) * 2^32 + 2^31, which is another one on each rank: give this name to attention
- * that has dropout (rng_tracker_name), whose heads differ between the ranks of a layer; models of te_causal_lm_create
- * use it. Without other ranks the context's state gets `seed` itself. Call it again after te_model_load, which sets all
- * ranks' states to one. TE_ERR_STATE inside a graph's capture. */
+/* Sets the seeds of the random states for training in a layout; offsets stay. Call it after the model is made, since
+ * all ranks draw all weights alike, whatever the layout, and again after te_model_load, which gives all one state.
+ *   - The context's state gets `seed` + (rank / tp) * 2^32: ranks that share a layer drop the same elements of what
+ *     they all have, and others drop their own. Without other ranks it is `seed` itself.
+ *   - The named state TE_DIST_RNG gets `seed` + (rank + 1) * 2^32 + 2^31, another one on each rank. Give this name to
+ *     attention with dropout (rng_tracker_name), since the ranks of a layer have different heads. Models of
+ *     te_causal_lm_create with a tp_group use it by themselves.
+ * dist may be NULL: one rank. TE_ERR_STATE inside a graph's capture. */
 TE_API te_result te_dist_seed(te_ctx *te, const te_dist *dist, uint64_t seed);
 /* Destroys the groups that te_dist_init has made, and clears `dist`. `dist` may be NULL or cleared. */
 TE_API void te_dist_finish(te_dist *dist);

@@ -71,7 +71,8 @@ typedef struct te_causal_lm_desc {
      * make the same calls, with the same ids, except as said here. Sizes above are those of the whole model. */
     te_group *tp_group;          /* they share the heads of attention and the columns of the MLP's inner size, and
                                   * divide num_attention_heads, num_key_value_heads and intermediate_size. Embedding,
-                                  * norms, experts and lm_head are whole on each */
+                                  * norms, experts and lm_head are whole on each. Sum the gradients of q_norm and k_norm
+                                  * over them before te_optimizer_step (te_tensor_sequence_parallel) */
     te_group *cp_group;          /* they share each sequence: ids and logits of a rank are its chunks
                                   * (te_get_batch_on_this_cp_rank, TE_BSHD). No caches */
     te_group *ep_group;          /* rank r has the experts r * E / n to (r + 1) * E / n - 1 of E, and n divides E. They

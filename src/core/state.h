@@ -178,6 +178,8 @@ typedef struct te__split {
     int size;              /* ranks */
     int dim;               /* the dimension that is divided, or -1: there is no whole parameter */
     te__sharding sharding; /* of dimension 0 */
+    uint64_t skip[2];      /* with dim -1: random numbers that other ranks draw for their parameters, before this one
+                            * and behind it */
 } te__split;
 
 

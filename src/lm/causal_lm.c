@@ -159,8 +159,8 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     if (context && te__context_size(context) > 1) {
         if (cache)
             return te__fail(m->te, TE_ERR_UNSUPPORTED,
-                            "DecoderAttention: kv_cache is given, and %d ranks share each sequence (cp_group); "
-                            "open the model without it to generate",
+                            "DecoderAttention: kv_cache is given, and %d ranks share each sequence (cp_group); open "
+                            "the model without it to generate",
                             te__context_size(context));
         rotary.cp_size = te__context_size(context);
         rotary.cp_rank = te__context_rank(context);
@@ -554,6 +554,7 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     te_sdpa_desc core = TE_ZERO;
     te_module *outer, *m = te__open_part(te, &te__decoder_attention_class, "self_attn", &outer);
     te__decoder_attention *s;
+    int i;
     if (!m) return NULL;
     s = (te__decoder_attention *)m->state;
     s->layer = layer;
@@ -574,6 +575,9 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     if (d->qk_norm) {
         te__add_norm(m, d, "q_norm", d->head_dim);
         te__add_norm(m, d, "k_norm", d->head_dim);
+        for (i = 0; i < 2 && te__group_size(d->tp_group) > 1; i++) /* each rank has gradients of its heads */
+            te_tensor_set_sequence_parallel(te_module_parameter(te_module_find(m, i ? "k_norm" : "q_norm"), "weight"),
+                                            true);
     }
     core.format = TE_BSHD;
     core.rule.mask = TE_MASK_CAUSAL;

@@ -69,8 +69,11 @@ static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init
         if (whole && x->name) te_tensor_set_name(whole, x->name);
     }
     result = plain && whole ? te__fork_begin(m) : te_error_code(x->te);
-    if (result == TE_OK) {
+    if (result == TE_OK) { /* a weight of this rank alone leaves out what other ranks draw for theirs */
+        const te__split *own = !init->init_method && x->split && x->split->dim < 0 ? x->split : NULL;
+        if (own) te__rng_draw(m->te, own->skip[0]);
         result = te__init_fill(whole, init);
+        if (own) te__rng_draw(m->te, own->skip[1]);
         te__fork_end(m);
     }
     if (result == TE_OK && whole != plain) {

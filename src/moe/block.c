@@ -105,6 +105,16 @@ static te_module *te__block_expert_create(te_ctx *te, const te__moe_block *b, co
             te__split_own(m->children[i]->entries[k].tensor, b->ep_group);
     return te__close_part(m, outer);
 }
+/* Experts get the values that they have without other ranks: the weights of all experts are drawn in their order. */
+static void te__block_skip(te_module *m, const te__experts_module *s) {
+    const uint64_t own = (uint64_t)s->local * TE__COUNT(s->proj), rank = (uint64_t)te__group_rank(s->group);
+    te_tensor *first, *last;
+    if (s->ranks < 2 || m->te->error_code != TE_OK) return;
+    first = te_module_parameter(te_module_find(te__block_expert(m, 0), s->proj[0]), "weight");
+    last = te_module_parameter(te_module_find(te__block_expert(m, s->local - 1), s->proj[2]), "weight");
+    first->split->skip[0] = rank * own;
+    last->split->skip[1] = ((uint64_t)s->ranks - 1 - rank) * own;
+}
 static te_module *te__block_experts_create(te_ctx *te, const te__moe_block *b) {
     te_module *outer, *m = te__open_part(te, &te__block_experts_class, "experts", &outer);
     te__experts_module *s;
@@ -126,6 +136,7 @@ static te_module *te__block_experts_create(te_ctx *te, const te__moe_block *b) {
         te__adopt(m, name, te__block_expert_create(te, b, name));
     }
     te__block_linears(m, b, true);
+    te__block_skip(m, s);
     m = te__close_part(m, outer);
     if (m && b->config.device != TE_PARAMS_META) te__reset_tree(m);
     return m;

@@ -95,8 +95,17 @@ TE_TEST(shards_over_processes) {
 TE_TEST(gpu_shards_over_processes) {
     const char *why = no_nccl();
     if (why) SKIP(why);
-    equal_to_threads("cuda:0", 2, "1356789");
-    equal_to_threads("cuda:0", 4, "6"); /* they take turns on the GPU, so that their collectives are slow */
+    equal_to_threads("cuda:0", 2, "168");
+}
+TE_TEST(gpu_shards_in_other_recipes) {
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    equal_to_threads("cuda:0", 2, "3579");
+}
+TE_TEST(gpu_shards_over_four) { /* they take turns on the GPU, so that their collectives are slow */
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    equal_to_threads("cuda:0", 4, "6");
 }
 
 /* A step whose gradients are exchanged is one graph: its launches train as calls do. */

@@ -40,8 +40,8 @@ static void dec_step(decoder *d, te_tensor *ids) {
     te_scope_end(te);
 }
 static te_tensor *dec_prompt(te_ctx *te, int64_t batch) {
-    int32_t ids[2 * DEC_P];
-    for (int i = 0; i < 2 * DEC_P; i++) ids[i] = (i * i * 7 + 3) % DEC_V;
+    int32_t ids[16 * DEC_P];
+    for (int i = 0; i < batch * DEC_P; i++) ids[i] = (i * i * 7 + 3) % DEC_V;
     return te_tensor_from_host(te, TE_I32, SHAPE(batch, DEC_P), ids);
 }
 /* The logits and the ids that each step makes: the prompt, then one after another. From step `captured` on they are launches. */

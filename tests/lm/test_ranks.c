@@ -1,0 +1,217 @@
+/* test_ranks.c: language models that ranks share: heads and MLPs, sequences, experts, and two of these at once, against
+ * the model on one rank. tests/run_ranks.sh has folders, and processes. */
+#include "../dist/ranks.h"
+
+enum { LM_VOCABULARY = 37, LM_LENGTH = 16, LM_STEPS = 2 };
+
+typedef struct lm_case {
+    int tp, cp, ep;
+    bool experts, qk_norm, window, tied;
+    float dropout;
+} lm_case;
+
+static te_module *make_lm(te_ctx *te, const lm_case *c, const te_dist *dist) {
+    te_causal_lm_desc d = {.vocab_size = LM_VOCABULARY,
+                           .hidden_size = 32,
+                           .intermediate_size = 64,
+                           .num_hidden_layers = 2,
+                           .num_attention_heads = 4,
+                           .num_key_value_heads = 2,
+                           .qkv_bias = c->qk_norm, /* else the gradient of the keys' bias is noise, which Adam makes large */
+                           .o_bias = true,
+                           .qk_norm = c->qk_norm,
+                           .tie_word_embeddings = c->tied,
+                           .sliding_window = c->window ? 5 : 0,
+                           .attention_dropout = c->dropout,
+                           .num_local_experts = c->experts ? 4 : 0,
+                           .num_experts_per_tok = c->experts ? 2 : 0,
+                           .params_dtype = TE_F32};
+    if (dist) d.tp_group = dist->tensor, d.cp_group = dist->context, d.ep_group = dist->expert;
+    te_seed(te, 21);
+    return te_causal_lm_create(te, &d);
+}
+/* The loss of one sequence; `context`: this rank's part of it. */
+static te_tensor *loss_of(te_module *m, int sequence, te_group *context) {
+    te_ctx *te = te_module_ctx(m);
+    int32_t ids[LM_LENGTH + 1];
+    for (int i = 0; i <= LM_LENGTH; i++) ids[i] = (sequence * 13 + i * i * 7 + i) % LM_VOCABULARY;
+    te_tensor *part[2];
+    for (int k = 0; k < 2; k++) {
+        part[k] = te_tensor_from_host(te, TE_I32, SHAPE(1, LM_LENGTH), ids + k);
+        if (context)
+            part[k] = te_get_batch_on_this_cp_rank(part[k], &(te_cp_batch){.cp_group = context, .format = TE_BSHD});
+    }
+    te_tensor *each = te_cross_entropy(te_forward(m, part[0]), part[1], &(te_cross_entropy_desc){.no_reduce_loss = true});
+    return te_scale(te_mean_all(each), (float)te_tensor_numel(part[1]) / LM_LENGTH);
+}
+
+static bool sum_grad(void *group, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)m, (void)path;
+    if (kind == TE_ENTRY_PARAMETER && te_tensor_sequence_parallel(x))
+        te_all_reduce((te_group *)group, te_tensor_grad(x), TE_REDUCE_SUM);
+    return true;
+}
+/* Ranks train with a sequence for each data rank; each also trains the whole model with all of them, by itself. Losses
+ * are of f32, whose sums have another order: 1e-4 after two steps of 0.01. */
+static void lm_rank(rank_state *s) {
+    const lm_case *c = (const lm_case *)s->arg;
+    te_dist dist;
+    EXPECT(s, te_dist_init(s->te, &(te_dist_desc){.tp = c->tp, .cp = c->cp, .ep = c->ep, .world = s->group}, &dist) == TE_OK);
+    te_module *m = make_lm(s->te, c, &dist), *whole = make_lm(s->te, c, NULL);
+    if (!m || !whole) {
+        wrong(s, "no model");
+        return;
+    }
+    te_data_parallel_desc d = {.group = dist.data, .gradient_divide_factor = (float)dist.data_size, .no_init_sync = true};
+    te_data_parallel_desc of_experts = d;
+    of_experts.group = dist.expert_data;
+    for (int i = 0; i < 2 && dist.expert; i++)
+        EXPECT(s, te_fsdp_unit(te_module_find(m, i ? "model.layers.1.block_sparse_moe.experts"
+                                                   : "model.layers.0.block_sparse_moe.experts"), &of_experts) == TE_OK);
+    EXPECT(s, te_fsdp_unit(m, &d) == TE_OK);
+    te_optimizer *adam[2];
+    for (int k = 0; k < 2; k++)
+        adam[k] = te_fused_adam_create(s->te, k ? whole : m, &(te_fused_adam_desc){.lr = 1e-2f, .max_grad_norm = 0.5f});
+    for (int step = 0; step <= LM_STEPS; step++) {
+        te_scope_begin(s->te);
+        te_tensor *own = loss_of(m, step * dist.data_size + dist.data_rank, dist.context), *sum = NULL,
+                  *got = te_scale(te_tensor_detach(own), 1);
+        for (int i = 0; i < dist.data_size; i++) {
+            te_tensor *one = te_scale(loss_of(whole, step * dist.data_size + i, NULL), 1.0f / (float)dist.data_size);
+            EXPECT(s, te_backward(one) == TE_OK);
+            sum = sum ? te_add(sum, te_tensor_detach(one)) : te_tensor_detach(one);
+        }
+        EXPECT(s, te_all_reduce(dist.data, got, TE_REDUCE_SUM) == TE_OK);
+        const double a = te_tensor_item(got) / dist.data_size, b = te_tensor_item(sum);
+        if (!(fabs(a - b) < 1e-4 * b) && s->wrong++ == 0)
+            snprintf(s->what, sizeof s->what, "rank %d, step %d: the loss is %.9g, and %.9g without ranks", s->rank, step, a, b);
+        EXPECT(s, te_backward(own) == TE_OK);
+        te_module_visit_tensors(m, sum_grad, dist.tensor);
+        EXPECT(s, te_optimizer_step(adam[0]) == TE_OK && te_optimizer_step(adam[1]) == TE_OK);
+        te_scope_end(s->te);
+    }
+    for (int k = 0; k < 2; k++) te_optimizer_destroy(adam[k]);
+    te_module_destroy(m);
+    te_module_destroy(whole);
+    te_dist_finish(&dist);
+}
+TE_TEST(models_that_ranks_share) {
+    static const struct {
+        int size;
+        lm_case c;
+    } cases[] = {{2, {.tp = 2}},
+                 {2, {.cp = 2}},
+                 {2, {.tp = 2, .qk_norm = true, .tied = true}},
+                 {2, {.cp = 2, .window = true, .tied = true}},
+                 {4, {.tp = 2, .cp = 2}},
+                 {4, {.tp = 2}},
+                 {4, {.cp = 2}},
+                 {2, {.ep = 2, .experts = true}},
+                 {4, {.ep = 4, .experts = true}},
+                 {4, {.ep = 2, .experts = true}},
+                 {4, {.ep = 2, .tp = 2, .experts = true}},
+                 {4, {.ep = 2, .cp = 2, .experts = true}},
+                 {2, {.tp = 2, .experts = true}}};
+    for (int i = 0; i < COUNT(cases); i += test_every_sanitized(2)) {
+        test_case("%d ranks, tp %d, cp %d, ep %d", cases[i].size, cases[i].c.tp, cases[i].c.cp, cases[i].c.ep);
+        run_ranks(cases[i].size, lm_rank, &cases[i].c);
+    }
+}
+
+/* Ranks that share layers have heads, and dropout, of their own; continuing ids with a cache equals the whole model's. */
+static void decode_rank(rank_state *s) {
+    const lm_case c = {.tp = 2};
+    te_dist dist;
+    EXPECT(s, te_dist_init(s->te, &(te_dist_desc){.tp = 2, .world = s->group}, &dist) == TE_OK);
+    te_module *m[2] = {make_lm(s->te, &c, &dist), make_lm(s->te, &c, NULL)};
+    int32_t ids[2][6];
+    te_no_grad_begin(s->te);
+    for (int k = 0; k < 2; k++) {
+        te_kv_cache *cache = te_kv_cache_create(m[k], 1, 16);
+        int32_t next = 5;
+        for (int i = 0; i < 6; i++) {
+            te_scope_begin(s->te);
+            te_forward_args args = {.input = te_tensor_from_host(s->te, TE_I32, SHAPE(1, 1), &next), .kv_cache = cache};
+            te_tensor *id = te_argmax(te_forward_with(m[k], &args));
+            te_tensor_to_host(te_tensor_cast(id, TE_I32), &next);
+            ids[k][i] = next;
+            te_scope_end(s->te);
+        }
+        te_kv_cache_destroy(cache);
+    }
+    te_no_grad_end(s->te);
+    EXPECT(s, !memcmp(ids[0], ids[1], sizeof ids[0]));
+    te_module_destroy(m[0]);
+    te_module_destroy(m[1]);
+    te_dist_finish(&dist);
+}
+TE_TEST(ranks_continue_ids) { run_ranks(2, decode_rank, NULL); }
+
+static void seeds_rank(rank_state *s) {
+    te_dist dist;
+    uint64_t seed = 0, offset = 0, own = 0;
+    EXPECT(s, te_dist_init(s->te, &(te_dist_desc){.tp = 2, .world = s->group}, &dist) == TE_OK);
+    te_rng_set(s->te, 3, 8);
+    for (int again = 0; again < 2; again++) {
+        EXPECT(s, te_dist_seed(s->te, &dist, 100) == TE_OK);
+        te_rng_get(s->te, &seed, &offset);
+        EXPECT(s, seed == 100 + ((uint64_t)(s->rank / 2) << 32) && offset == 8);
+        EXPECT(s, te_rng_tracker_get(s->te, TE_DIST_RNG, &own, NULL) == TE_OK);
+        EXPECT(s, own == 100 + ((uint64_t)(s->rank + 1) << 32) + ((uint64_t)1 << 31));
+    }
+    /* attention with dropout drops other elements on the ranks of a layer, and draws from that state alone */
+    const lm_case c = {.tp = 2, .dropout = 0.5f};
+    te_module *m = make_lm(s->te, &c, &dist);
+    te_rng_get(s->te, NULL, &offset);
+    te_scope_begin(s->te);
+    EXPECT(s, te_forward(m, te_tensor_zeros(s->te, TE_I32, SHAPE(1, 8))) != NULL);
+    te_scope_end(s->te);
+    te_rng_get(s->te, NULL, &seed);
+    EXPECT(s, seed == offset && te_rng_tracker_get(s->te, TE_DIST_RNG, NULL, &own) == TE_OK && own == 2);
+    te_module_destroy(m);
+    te_dist_finish(&dist);
+}
+TE_TEST(seeds_follow_the_layout) {
+    run_ranks(4, seeds_rank, NULL);
+    te_ctx *te = test_context("cpu");
+    uint64_t seed = 0;
+    CHECK_EQ_INT(te_dist_seed(te, NULL, 5), TE_OK);
+    te_rng_get(te, &seed, NULL);
+    CHECK(seed == 5 && te_dist_seed(NULL, NULL, 5) == TE_ERR_STATE);
+    test_setenv("RANK", NULL);
+    test_setenv("WORLD_SIZE", NULL);
+    test_setenv("LOCAL_RANK", NULL);
+    CHECK_EQ_INT(te_dist_local_rank(), 0);
+    test_setenv("RANK", "5");
+    test_setenv("WORLD_SIZE", "8");
+    test_setenv("LOCAL_RANK", "3");
+    CHECK_EQ_INT(te_dist_local_rank(), 3);
+    test_setenv("RANK", "9");
+    CHECK_EQ_INT(te_dist_local_rank(), 0);
+}
+
+static void wrong_rank(rank_state *s) {
+    lm_case c = {.experts = true};
+    te_dist dist;
+    EXPECT(s, te_dist_init(s->te, &(te_dist_desc){.tp = 4, .world = s->group}, &dist) == TE_OK);
+    EXPECT(s, !make_lm(s->te, &c, &dist) && strstr(te_error(s->te), "tp_group has 4 ranks, and there are 4 heads, 2 of keys"));
+    te_clear_error(s->te);
+    te_dist_finish(&dist);
+    EXPECT(s, te_dist_init(s->te, &(te_dist_desc){.ep = 4, .world = s->group}, &dist) == TE_OK);
+    c.experts = false;
+    EXPECT(s, !make_lm(s->te, &c, &dist) && strstr(te_error(s->te), "ep_group has 4 ranks, and num_local_experts is 0"));
+    te_clear_error(s->te);
+    te_dist_finish(&dist);
+    EXPECT(s, te_dist_init(s->te, &(te_dist_desc){.cp = 4, .world = s->group}, &dist) == TE_OK);
+    te_module *m = make_lm(s->te, &c, &dist);
+    te_no_grad_begin(s->te);
+    te_kv_cache *cache = te_kv_cache_create(m, 1, 8);
+    te_forward_args args = {.input = te_tensor_zeros(s->te, TE_I32, SHAPE(1, 2)), .kv_cache = cache};
+    EXPECT(s, !te_forward_with(m, &args) && strstr(te_error(s->te), "4 ranks share each sequence (cp_group)"));
+    te_clear_error(s->te);
+    te_kv_cache_destroy(cache);
+    te_no_grad_end(s->te);
+    te_module_destroy(m);
+    te_dist_finish(&dist);
+}
+TE_TEST(models_that_ranks_cannot_share) { run_ranks(4, wrong_rank, NULL); }

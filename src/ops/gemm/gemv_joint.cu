@@ -17,7 +17,7 @@
 // With a gated activation, a group multiplies a tile of the first product and the same lines of the second one. Their
 // sums over warps are added up together.
 //
-// Benchmark: "joint ..." in tests/bench/h200.csv, and tests/bench/notes.md.
+// Benchmark: tests/bench/notes.md, "Launches".
 //
 // Options: A_DT, B_DT, EIGHTS, FOURS, SCALES, SWIZZLED, BLOCK and HIGH of gemv_k. k has whole turns, rows of A start at
 // multiples of 16 bytes, and a D has one factor. BLOCK is 0 or 2.

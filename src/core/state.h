@@ -79,8 +79,8 @@ typedef struct te__buffer {
     uint64_t kept_version; /* tape/offload.c has decided not to copy this version of the buffer to host memory */
     uint64_t held, written;  /* held: the id of the last capture that took a reference to the buffer. written: the id of
                               * the last capture that writes the buffer */
-    int times;               /* how many operations of that capture have written the buffer so far */
-    bool apart;              /* page tables in the buffer give no page to two sequences */
+    int times;               /* how many outputs of operations of that capture were in the buffer so far */
+    bool apart;              /* page tables in the buffer: no page that has rows of one sequence is another's */
     uint64_t saved_at;         /* the time at which a tape node last saved a tensor in the buffer; 0: never */
     uint64_t written_at, whole_at; /* written_at: the time of the last write; whole_at: the time of the last write that
                                     * the list `writes` below does not have */
@@ -210,7 +210,7 @@ struct te_tensor {
 };
 
 /* Where the rows of a cache of keys or values, or of their factors, are: the strides from one page, row and head to the
- * next, in elements. The memory is held while `buffer` is compared. */
+ * next, in elements. `buffer` is only compared, and may be gone, but that of te__row_write.start is held. */
 typedef struct te__rows_at {
     const te__buffer *buffer; /* NULL: none */
     const void *data;

@@ -44,8 +44,8 @@ typedef long long te_i64;
 // launched early: its blocks may start while the previous kernel ends (programmatic dependent launch).
 // Write the call as a statement of its own at the top level of a kernel. Before the call, the kernel must not access
 // device memory other than its arguments, with one exception: it may read what the host has found to be settled
-// (ops/early.c), if an argument says so. Without that argument such a kernel calls te_follow at its beginning, too,
-// inside an `if`; the second call then does nothing. Before the call a kernel must not write, and at least one of its
+// (ops/early.c), if an argument says so. Without that argument such a kernel also calls te_follow at its beginning,
+// inside an `if`; the second call then waits for nothing. Before the call a kernel must not write. At least one of its
 // blocks must get to the call, since a kernel must not end before those ahead of it.
 // Afterwards, a kernel of at most 64 blocks lets the next kernel start. A larger kernel does so only at its end,
 // because waiting blocks slow down running ones (tests/bench/notes.md). The next kernel waits for this kernel in its

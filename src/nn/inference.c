@@ -144,7 +144,8 @@ TE_API te_inference_params *te_inference_params_create(te_ctx *te, const te_infe
     te__frame_begin(te);
     c->device = te_tensor_retain(te__empty_1d(te, TE_I32, n));
     te__frame_end(te, NULL, 0);
-    if (c->device) c->device->buffer->apart = true; /* te__step_fill takes each page once */
+    if (c->device) c->device->buffer->apart = true; /* te__step_fill takes each page once; entries
+                                                    * without rows are not read */
     c->numbers = c->device ? (int32_t *)te__alloc_zero(te, (size_t)n * sizeof(int32_t)) : NULL;
     if (c->numbers && te__cached_open(c, &c->now) && te__cached_open(c, &c->next)) {
         te_inference_params_reset(c);

@@ -1,9 +1,9 @@
-/* ops/early.c: what a kernel of a captured graph may read before te_follow, that is, while the kernels ahead of it
- * still run (device/base.cuh). This file must not depend on what operations compute.
+/* ops/early.c: reads of a captured graph's kernels before te_follow, that is, while the kernels ahead still run
+ * (device/base.cuh). This file must not depend on what operations compute.
  *
  * A launch of a graph begins when all earlier work of the stream has ended. So a kernel may read, before te_follow,
- * whatever no operation of the capture has written so far: no kernel of this launch that runs at the same time writes
- * it. This needs no count of the kernels in between, and no thought about which of them let the next one start.
+ * whatever no operation of the capture has written so far: no kernel ahead writes it. Kernels behind write it only when
+ * this one has ended, since each waits in te_follow. It does not matter how many kernels are in between.
  * te__is_settled asks this, and says no where te.h does not see all writes:
  *
  * - outside of a capture, where the operations ahead are not known;
@@ -59,9 +59,12 @@ static te__row_write te__row_write_of(const te__cache_use *u) {
     w.sequences = u->sequences;
     return w;
 }
-/* Notes that an operation of the capture writes rows to a cache. */
+/* Notes that an operation of the capture writes rows to a cache. The note is kept only if `start` is settled: the
+ * capture holds its memory then, so that a later operation can look at it. */
 static void te__note_rows(const te__plan *p, const te__cache_use *u) {
-    if (p->te->capture && !p->explain) p->te->capture->rows = te__row_write_of(u);
+    const te__row_write none = TE_ZERO;
+    if (p->te->capture && !p->explain)
+        p->te->capture->rows = u->start && te__is_settled(p, u->start) ? te__row_write_of(u) : none;
 }
 
 /* Returns true if the capture has written x, or nothing, only once. */
@@ -81,9 +84,7 @@ static bool te__settled_rows(const te__plan *p, const te__cache_use *u, const in
         return true;
     if (!g || p->explain || u->k->ndim != 4 || (u->table && !u->table->buffer->apart)) return false;
     mine = te__row_write_of(u);
-    if (!g->rows.start.buffer || g->rows.start.buffer->written == g->id || g->rows.start.buffer->capacity == 0 ||
-        !te__is_outside(g->rows.start.buffer))
-        return false;
+    if (!g->rows.start.buffer || g->rows.start.buffer->written == g->id) return false;
     if (!te__rows_same(&mine.k, &g->rows.k) || !te__rows_same(&mine.v, &g->rows.v) ||
         !te__rows_same(&mine.k_factors, &g->rows.k_factors) || !te__rows_same(&mine.v_factors, &g->rows.v_factors) ||
         !te__rows_same(&mine.table, &g->rows.table) || mine.page_size != g->rows.page_size ||

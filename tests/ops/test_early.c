@@ -1,4 +1,4 @@
-/* ops/test_early.c: what a captured graph's kernels may read before the kernels ahead have ended: what the capture has not written, and the rows of a cache before those that it writes, once. */
+/* ops/test_early.c: reads of a captured graph's kernels while the kernels ahead still run: bytes that the capture has not written, and the rows of a cache before those that it writes, once. */
 #define TE_STATIC
 #define TE_IMPLEMENTATION
 #include "../te_test.h"
@@ -78,6 +78,11 @@ TE_TEST(early_reads) {
     CHECK_EQ_INT(early_of(&plan, &c), EARLY_OLD);
     te_tensor_fill(c.start, 1); /* the writer's own numbers are written */
     CHECK_EQ_INT(early_of(&plan, &c), 0);
+    te_scope_begin(te);
+    d = early_open(te), d.k = other.k, d.v = other.v; /* numbers of the graph itself, which go with the scope */
+    early_write(&plan, &d);
+    te_scope_end(te);
+    CHECK_EQ_INT(early_of(&plan, &other), 0);
     te__touch(other.v);
     early_write(&plan, &other); /* values that a copy has written, too */
     CHECK_EQ_INT(early_of(&plan, &other), 0);

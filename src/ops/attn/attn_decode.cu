@@ -12,7 +12,7 @@
 // same bits in every batch that this kernel runs, and in a cache of any size.
 //
 // In a captured decoding step, all of a sequence's keys but the newest are there before the step begins. `early` says
-// that lengths and these keys may be read before te_follow. Q and the newest keys are of the kernels ahead.
+// that lengths and these keys may be read before te_follow. Kernels ahead write Q and the newest keys.
 //
 // A warp copies its own keys by cp.async, a step ahead, and has its own maximum and sums, so that warps do not
 // wait for each other. At the end the block adds up the sums of its warps. For each sequence and KV head, the last
@@ -281,7 +281,7 @@ TE_DEV void te_finish(const te__attn_kargs &a, const te_of::sequence &seq, int b
         a.lse[te_of::lse_at(seq, b, h) + i] = sum.l == 0.0f ? -TE_INF : (sum.top + __log2f(sum.l)) * TE_LN2;
 }
 
-// The blocks that a multiprocessor's shared memory has room for, on Hopper, up to a number that registers allow.
+// A multiprocessor of Hopper has shared memory for this many blocks, up to a number that registers allow.
 enum {
     ROOM = 227 * 1024 / (TILES + 1024),
     MOST = 4 - (ROWS > 8) - (D > 128 || (CODES && ROWS > 8)),
@@ -325,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                   ((lane & 15) + (paged ? 0 : mine_from)) * x.s;
     }
     int ahead[STAGES] = {}; // factors of the tiles that are multiplied next; the last: of the tile that was copied last
-    auto copy = [&](int j, int slot, int &factor) { // copies the tile that begins at key j
+    auto copy = [&](int j, int slot, int &factor) { // copies the tile from key j on, and loads its factor
         const te_u32 tile = mine + slot * SLOT;
         const char *k = keys.at, *v = values.at;
         const te_u8 *f = factors;
@@ -350,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             values.copy<false>(tile + KEYS * ROW_K, v, to - j);
         }
     };
-    // The first STAGES tiles are copied before the kernels ahead have ended, unless one of these may write into them.
+    // The first STAGES tiles are copied before the kernels ahead have ended, unless a kernel ahead may write into them.
     const int old = args.early && args.old ? args.old[b] : to;
     auto is_old = [&](int i) { return min(mine_from + i * (WARPS * KEYS) + KEYS, to) <= old; };
     auto copy_first = [&](int i) {

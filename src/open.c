@@ -111,6 +111,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     if (!te) return NULL;
     te__rooms_place(te);
     te__watch_forks();
+    te->errors = 1;
     te->forks = te__forks;
     te->process_id = te__process_id();
     te->host_allocator = host;

@@ -323,6 +323,7 @@
 #include "dist/server.c"
 #include "dist/store.c"
 #include "dist/group.c"
+#include "dist/flight.c"
 #include "dist/hub.c"
 #include "dist/threads.c"
 #include "dist/libnccl.c"
@@ -424,6 +425,9 @@
 #include "train/checkpoint_save.c"
 #include "train/checkpoint.c"
 #ifndef TE_NO_DIST
+#include "data_parallel/units.c"
+#include "data_parallel/tell.c"
+#include "data_parallel/gather.c"
 #include "data_parallel/exchange.c"
 #include "data_parallel/sharding.c"
 #endif
@@ -452,6 +456,8 @@
 #include "lm/causal_lm.c"
 #include "lm/names.c"
 #include "lm/folder.c"
+#include "lm/units.c"
+#include "lm/hf.c"
 #endif
 
 /* lora: adapters */

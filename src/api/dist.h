@@ -27,10 +27,12 @@
  *   - never in a capture
  *
  * Errors. If a rank's own arguments are wrong, its call fails before it reaches a custom group. The other ranks may
- * then wait for it. In the group of threads, a collective that fails on one rank fails on all ranks. A group of
- * processes ends for good when a call fails on one rank: the others get its error. If a rank of a group of threads does
- * not call the collective at all, because it failed earlier, the other ranks wait until te_group_abort. A NULL tensor
- * gives TE_ERR_STATE. Between te_warmup_begin and te_warmup_end collectives check their arguments but do not run. */
+ * then wait for it. In the group of threads, a collective that fails on one rank fails on all ranks. If a rank does
+ * not call it at all, because its forward, backward pass or step has failed, the others fail with that rank's error,
+ * each once (api/sharding.h has the rule); messages that were sent before are dropped. A rank that fails elsewhere,
+ * and makes none of these calls any more, must call te_group_abort or destroy its group. A group of processes ends for
+ * good when a call fails on one rank: the others get its error. A NULL tensor gives TE_ERR_STATE. Between
+ * te_warmup_begin and te_warmup_end collectives check their arguments but do not run. */
 
 /* The operation by which te_all_reduce combines the elements of the ranks. */
 typedef enum te_reduce_op {
@@ -84,6 +86,29 @@ TE_API void te_group_destroy(te_group *group);
 TE_API int te_group_rank(const te_group *group); /* this rank, from 0; 0 for NULL */
 TE_API int te_group_size(const te_group *group); /* the number of ranks; 1 for NULL */
 
+/* The counters of one of a group's collectives. */
+typedef struct te_group_count {
+    uint64_t calls; /* how often it was called */
+    uint64_t bytes; /* that this rank has sent in these calls */
+} te_group_count;
+/* What this rank has sent since the group was made, or since te_group_reset_stats: for n ranks, by a ring, in the
+ * tensors' own formats. Only calls that succeed count. A call in a capture counts once, and launches of its graph do
+ * not. */
+typedef struct te_group_stats {
+    te_group_count all_reduce;     /* 2 (n - 1) / n of the bytes of x, rounded up */
+    te_group_count all_gather;     /* n - 1 times the bytes of x */
+    te_group_count reduce_scatter; /* n - 1 times the bytes of out */
+    te_group_count broadcast;      /* the bytes of x, on the root */
+    te_group_count barrier;        /* 0 */
+    te_group_count all_to_all;     /* the bytes of the lines that go to other ranks */
+    te_group_count send;           /* the bytes of x */
+    te_group_count recv;           /* 0: the sender counts them */
+} te_group_stats;
+/* Returns the counters of a group; zeros for NULL, and for a group of one rank, which sends nothing. */
+TE_API te_group_stats te_group_get_stats(const te_group *group);
+/* Sets the counters of a group to zero. `group` may be NULL. */
+TE_API void te_group_reset_stats(te_group *group);
+
 /* A hub connects threads of one process, each with a context of its own (CPU, CUDA or mixed), as the ranks of one
  * group. The hub must outlive its groups. Collectives go through host memory and sync: they are meant for tests, and
  * for small groups.
@@ -91,7 +116,8 @@ TE_API int te_group_size(const te_group *group); /* the number of ranks; 1 for N
  * These errors leave tensors unchanged and the group usable:
  *   - a rank's arguments do not fit those of the others (size, format, counts, operation): every rank's call fails,
  *     and the message has both values
- *   - a rank's own call fails before the exchange: every rank's call fails with that rank's error
+ *   - a rank's own call fails before the exchange, or its forward, backward pass or step does: the calls of all other
+ *     ranks fail with that rank's error
  *
  * If all ranks wait for one another in different calls (one in te_recv, one in te_all_reduce), every rank gets an error
  * that lists these calls. After a rank has destroyed its group or its context, calls of the other ranks fail. After all

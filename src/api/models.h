@@ -144,6 +144,12 @@ typedef struct te_hf_desc {
     const struct te_dist *dist; /* the ranks that share the model (te_dist_init), by its groups tensor, context and
                                  * expert; each reads its parts of the files. The groups are borrowed for the model's
                                  * lifetime, and *dist for the call. NULL => one rank */
+    const struct te_data_parallel_desc *units; /* makes units (te_fsdp_unit) of the layers, and one of the rest, for
+                                                * ranks that share the model; all of them must call te_hf_open. With
+                                                * TE_SHARD_PARAMETERS a rank reads its slices alone, and holds no more
+                                                * than these and one unit. NULL => no units. Not kept. With dist,
+                                                * units->group is dist->data; TE_ERR_UNSUPPORTED with several ranks in
+                                                * dist->expert */
 } te_hf_desc;
 /* Opens a model in the folder layout of Hugging Face transformers: config.json, and model.safetensors or the shards
  * that model.safetensors.index.json lists. The model_type in config.json is one of llama, mistral, mixtral, qwen2,
@@ -154,6 +160,10 @@ typedef struct te_hf_desc {
  * For gemma3 (Gemma 3 with vision) only the text model is opened. The tensors of the vision tower and the projector
  * stay in host memory as long as the model lives, for te_hf_save. The files that te_hf_save copies stay there too. If
  * one of these files has more than 256 MiB, the error is TE_ERR_IO.
+ *
+ * With desc->units, weights that are stored quantized or that dist->tensor divides, and tensors that the files have
+ * transposed, are gathered from all ranks, each of which reads a part of the bytes; with less than TE_SHARD_PARAMETERS
+ * all tensors are. If one rank of units->group fails, all do.
  *
  * Nothing in the folder is trusted. On an error the result is NULL, and the message names the file, the key or tensor,
  * the value found and the value expected.
@@ -176,14 +186,22 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
  * tokenizer.model.v3, tekken.json, chat_template.jinja, chat_template.json, preprocessor_config.json,
  * processor_config.json.
  *
+ * If parameters are sharded (TE_SHARD_PARAMETERS), all ranks of their group must call te_hf_save, with one folder. Each
+ * writes a file of its own, model-00001-of-00004.safetensors and so on, all at once, while units are gathered one by
+ * one; rank 0 writes model.safetensors.index.json, which names all tensors, and the other files, and removes an older
+ * model.safetensors. If a rank fails before all files are written, none is replaced, and all ranks fail.
+ * TE_ERR_UNSUPPORTED if units have different groups.
+ *
+ * With te_hf_desc.dist, all ranks of the world must call it. If no parameter is sharded, or te_fsdp_unshard has
+ * gathered all, ranks of a layer and of experts gather the whole tensors, one by one, and rank 0 writes them. All ranks
+ * get an error if one fails. TE_ERR_UNSUPPORTED if parameters are sharded over fewer ranks than the world has (with
+ * tensor ranks they are): te_fsdp_unshard before.
+ *
  * Syncs. Each file is replaced atomically, the weights first, then config.json. If config.json cannot be written, the
  * folder has new weights and an old config.json. Old shards stay in the folder, but are no longer read.
  * TE_ERR_INVALID for a model that te_hf_open did not make, or one with adapters.
  * TE_ERR_STATE if a module was removed whose parameter is a part of a joined tensor.
  * Other errors as te_safetensors_write.
- *
- * With te_hf_desc.dist, all ranks of the world must call it: ranks of a layer and of experts gather the whole tensors,
- * one by one, and rank 0 writes them. All ranks get an error if it cannot. Sharded units need te_fsdp_unshard before.
  *
  * te_lora_save names adapters after the parameters of the model. peft finds them only if the opened files use the same
  * names. */

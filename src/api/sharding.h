@@ -2,11 +2,12 @@
  * which of them keeps what of parameters, gradients and optimizer states.
  *
  * A unit is a module whose gradients are exchanged together: those of all parameters below it, except parameters of
- * units further down. te_backward exchanges a unit's gradients when all of them are complete (delay_wgrad_compute: at
- * the end of the last te_backward_dw). Units take turns in the reverse order of their modules in the model; a unit that
- * is complete early waits for those before it. A unit with requires_gradient_sync sums its gradients over its group in
- * f32, divides them by the number of ranks, and rounds them once. Other units keep their gradients, so several
- * microbatches can exchange once:
+ * units further down. They travel in buckets, of the last parameters first (te_data_parallel_desc.bucket_cap_mb).
+ * te_backward begins to exchange a bucket when all of its gradients are complete (delay_wgrad_compute: at the end of
+ * the last te_backward_dw). Buckets take turns in the reverse order of their modules in the model; one that is complete
+ * early waits for those before it. A unit with requires_gradient_sync sums its gradients over its group in f32, divides
+ * them by the number of ranks, and rounds them once. Other units keep their gradients, so several microbatches can
+ * exchange once:
  *
  *     te_data_parallel(model, &(te_data_parallel_desc){ .group = group });
  *     for (int i = 0; i < n; i++) {
@@ -16,10 +17,20 @@
  *     te_optimizer_step(adam);                                           // the same on all ranks
  *
  * All ranks must make the same calls of te_backward. Each call must reach the parameters of the model on all ranks or
- * on none. A parameter without a gradient on this rank gets that of the other ranks, if there is one. If a rank fails
- * before an exchange, it reports the failure to the ranks that wait. Two failures are not reported: an error that the
- * rank's context already had, and an error of the program between its calls of te.h. The rank must then call
- * te_group_abort, which frees the waiting ranks.
+ * on none. A parameter without a gradient on this rank gets that of the other ranks, if there is one.
+ *
+ * Overlap. A group of processes (NCCL) runs these collectives on a second stream, while the pass goes on: at most two
+ * exchanges are under way, and all have ended when te_backward returns. In a capture the second stream becomes part of
+ * the graph, and joins the first before te_backward returns. The group of threads, and a custom group, run them at
+ * once.
+ *
+ * A rank that fails. If a forward (te_forward_with), a backward pass or a te_optimizer_step of this rank fails, or a
+ * unit cannot be made, the other ranks of the groups that its model uses fail with this rank's error, in the call that
+ * they wait in or in their next one: groups of units, of the modules' options, of earlier collectives in these modules,
+ * and groups whose collectives the program has called itself since its last step. Ranks of other models' groups hear
+ * nothing. So an error of a call between is told by the next of these calls. Each error is told once, until
+ * te_clear_error. The group of threads goes on afterwards; a group of processes ends for good; for a custom group the
+ * program must call te_group_abort.
  *
  * Exchanges stand between the other collectives of a backward pass, such as those of tensor or expert parallelism. Two
  * ranks that are together in another group must therefore reach the same units, else each may wait for the other. Where
@@ -41,7 +52,9 @@
  *     parameter's format, or quantizes them (te_quantize_master_weights), and with TE_SHARD_OPTIMIZER gathers the new
  *     parameters: codes of 8 or 4 bits for weights that are stored quantized (te_post_all_gather_processing follows).
  *   - With TE_SHARD_PARAMETERS a parameter has memory only while it is needed: the forward of a module of the unit
- *     gathers the unit's parameters and releases them, and te_backward does the same.
+ *     gathers the unit's parameters and releases them, and te_backward does the same. Beside the work of one unit the
+ *     next one is gathered: the one that came next in the last forward, or backward pass (no_prefetch: when it is
+ *     needed). One that does not come next after all costs its bytes once more.
  *     All ranks must run the same modules, forward and backward, in the same order. Functions that read parameters
  *     outside of a forward (te_hf_save, te_tensor_to_f32) need te_fsdp_unshard before.
  *     A checkpoint (te_module_set_checkpoint) should not span units: the gradients of all of them wait for its end.
@@ -54,13 +67,17 @@
  *
  * A slice is ceil(ceil(elements / n) / 8) * 8 elements of a plain parameter, or ceil(rows / n) rows of a weight that is
  * stored quantized; the last ranks may have fewer or none. Memory of a rank, for a model of P bytes of parameters, G of
- * gradients and S of optimizer states and masters, whose largest unit has p bytes and e elements (up to rounding):
+ * gradients and S of optimizer states and masters, whose largest unit has p bytes, and whose largest bucket has e
+ * elements (up to rounding):
  *
  *     shard                   between steps     and at the most, in a step, beside activations
- *     TE_SHARD_NONE           P + S             G + 4 e (one unit's gradients in f32)
+ *     TE_SHARD_NONE           P + S             G + 4 e (a bucket's gradients in f32)
  *     TE_SHARD_OPTIMIZER      P + S/n           G/n + gradients of units not exchanged yet + 4 e + 4 e/n; or 2 p (step)
- *     TE_SHARD_PARAMETERS     P/n + S/n         G/n + gradients of one unit + 4 e + 4 e/n, or 2 p to gather; p for each
- *                                               unit around the one that runs (the model itself, as a rule)
+ *     TE_SHARD_PARAMETERS     P/n + S/n         G/n + gradients of one unit + 4 e + 4 e/n + p, or 2 p to gather; p for
+ *                                               each unit around the one that runs (the model itself, as a rule)
+ *
+ * A group that runs exchanges on a second stream has two of them, which is 4 e + 4 e/n once more. The p is the unit
+ * that is gathered ahead (no_prefetch: 0).
  *
  * Bytes that a rank sends in a step of m microbatches, of E elements in all (a ring; f32 gradients):
  *
@@ -75,9 +92,9 @@
  * that the tape saves (parameters_split), and, with delayed scaling, quantized copies of weights that are stored in
  * high precision.
  *
- * A model that no rank could hold: make it with the device TE_PARAMS_META, and unit by unit call
- * te_module_reset_parameters, which allocates the unit's parameters, and te_fsdp_unit, which releases them again. Then
- * te_model_load reads the slices.
+ * A model that no rank could hold: te_hf_open with te_hf_desc.units reads a folder unit by unit, and te_hf_save writes
+ * one. Or make the model with the device TE_PARAMS_META, and unit by unit call te_module_reset_parameters, which
+ * allocates the unit's parameters, and te_fsdp_unit, which releases them again. Then te_model_load reads the slices.
  *
  * Errors of sharded units: TE_ERR_UNSUPPORTED for hybrid and custom quantizers, and for states in f16 or e4m3;
  * TE_ERR_STATE in the capture of a graph, for parameters that were added, cast or unfrozen after the unit was made, for
@@ -112,6 +129,11 @@ typedef struct te_data_parallel_desc {
     bool no_reshard_after_forward; /* TE_SHARD_PARAMETERS: gathered parameters stay until the unit's backward pass has
                                     * read them (SHARD_GRAD_OP of FSDP); false => they are released after the forward,
                                     * and gathered again */
+    bool no_prefetch;              /* TE_SHARD_PARAMETERS: the unit is gathered when it is needed; false => one unit
+                                    * ahead, beside the unit before it */
+    float bucket_cap_mb;           /* gradients are exchanged as soon as so many MiB of them, in f32, are complete;
+                                    * 0 => 25 (DistributedDataParallel's). Smaller numbers need less memory and more
+                                    * collectives */
     /* The program's own exchange; not with `shard`. It is called after te_backward has computed the gradients, if
      * requires_gradient_sync is set. Returns TE_OK or an error code. NULL => te.h's exchange. */
     te_result (*post_backward)(void *user, te_module *unit);
@@ -125,7 +147,7 @@ typedef struct te_data_parallel_desc {
  * it sets parameters and buffers to rank 0's. Errors:
  *   TE_ERR_UNSUPPORTED for weights that are stored quantized: seed all ranks alike and set no_init_sync instead.
  *   TE_ERR_INVALID for a module that is a unit of te_fsdp_unit already, for a group of another context, or for a
- *   gradient_divide_factor that is negative or not finite.
+ *   gradient_divide_factor or bucket_cap_mb that is negative or not finite.
  *   TE_ERR_STATE inside a graph's capture.
  * Allocates memory. Syncs if collectives of the group sync. */
 TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc);

@@ -168,6 +168,7 @@ TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
 static void te__forget_error(te_ctx *te) {
     free(te->error);
     te->error = NULL;
+    if (te->error_code != TE_OK) te->errors++;
     te->error_code = TE_OK;
 }
 TE_API void te_clear_error(te_ctx *te) {

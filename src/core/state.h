@@ -149,7 +149,8 @@ typedef struct te__var {
     te_tensor *main_grad, *decoupled_grad;
     te_tensor *shard_grad; /* the gradient of this rank's slice of a sharded parameter (train/shards.c), f32 or 16 bits,
                             * [elements of the slice]; or NULL */
-    void *unit; /* while te_backward runs: the unit of data_parallel/sharding.c that exchanges the gradient, or NULL */
+    void *unit, *bucket; /* while te_backward runs: the unit of data_parallel/units.c that exchanges the gradient, and
+                          * its bucket; or NULL */
 } te__var;
 
 /* The functions for a tensor that is not plain, such as a quantized one. The part of the library that makes such
@@ -354,6 +355,7 @@ typedef struct te__threads te__threads;     /* cpu/parallel.c */
 /* The path of a module. All tape nodes that the module itself records in one forward call share one te__path. */
 typedef struct te__path {
     int refs;
+    const void *root; /* the root of the module, which may be gone: only compared */
     char text[256];
 } te__path;
 
@@ -538,8 +540,11 @@ typedef struct te__room {
 #define TE__ROOM(slot, open, close) {slot, open, close, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 enum { TE__MAX_ROOMS = 16 };
 
+enum { TE__MAX_USED = 8 };
+
 struct te_ctx {
     te_result error_code;
+    uint64_t errors; /* the number of the present error, or of the next one; they count from 1 */
     char *error;
     char module_path[256]; /* the path of the module whose forward is running; used in messages */
     te_log_fn log;
@@ -583,6 +588,11 @@ struct te_ctx {
     te__block *blocks;   /* every piece of host memory of the context */
     te__closable *closables;
     te__waiter *waiters;
+    int shared; /* groups of several ranks that exist */
+    /* The groups whose collectives were called: used: by the outermost forward that runs; loose: outside of modules,
+     * since the last backward pass. The oldest are forgotten when there are too many. */
+    struct te_group *used[TE__MAX_USED], *loose[TE__MAX_USED];
+    const void *root; /* the root of the module whose outermost forward runs, or NULL; only compared */
     int64_t process_id; /* the process that made the context */
     int forks;          /* the value of te__forks when the context was made */
     te_trace_fn trace; /* set by te_set_trace */

@@ -2,7 +2,8 @@
  * tensors or the pool.
  *
  * Operations run only on the context's own stream. A te__stream pointer that is NULL means this stream. A second stream
- * copies between device memory and pinned host memory (core/transfer.c), but not in a capture. */
+ * copies between device memory and pinned host memory (core/transfer.c), but not in a capture, or runs collectives
+ * (dist/flight.c), in captures too. */
 
 static te_result te__refuse_stream(te_ctx *te) {
     if (!te->capture) return te__refuse_fork(te);
@@ -82,10 +83,10 @@ static te_result te__event_synchronize(te__event *e) {
 /* ---- streams ---- */
 
 /* Returns a new stream. On failure returns NULL and sets the error. The stream lives until te__stream_destroy or the
- * end of the context. */
-static inline te__stream *te__stream_create(te_ctx *te) {
+ * end of the context. A capture may run. */
+static te__stream *te__stream_open(te_ctx *te) {
     te__stream *s;
-    if (te__refuse_stream(te) != TE_OK) return NULL;
+    if (te__refuse_fork(te) != TE_OK) return NULL;
     s = (te__stream *)te__alloc_zero(te, sizeof(te__stream));
     if (!s) return NULL;
     if (te->device->stream_create(te, &s->handle) != TE_OK) {
@@ -96,6 +97,10 @@ static inline te__stream *te__stream_create(te_ctx *te) {
     s->next = te->streams;
     te->streams = s;
     return s;
+}
+/* Does what te__stream_open does, for copies: refuses in a capture. */
+static inline te__stream *te__stream_create(te_ctx *te) {
+    return te__refuse_stream(te) == TE_OK ? te__stream_open(te) : NULL;
 }
 /* Waits until the copies on the stream have finished, then destroys the stream. */
 static void te__stream_destroy(te__stream *s) {
@@ -116,6 +121,30 @@ static te_result te__streams_synchronize(te_ctx *te) {
     te__stream *s;
     for (s = te->streams; s && result == TE_OK; s = s->next) result = te->device->stream_synchronize(te, s);
     return result;
+}
+
+
+/* ---- forks ----
+ * A second stream that works between a fork and a join, in a capture of the context's own stream too: the fork makes it
+ * part of the capture, and the join must come before the capture ends. */
+
+/* Makes later work on `s` wait for all work that the context's own stream has so far. The host does not wait. `fork`: a
+ * new event, which has no other use. */
+static te_result te__stream_fork(te__stream *s, te__event *fork) {
+    te_ctx *te = s->te;
+    te_result result = te__refuse_fork(te);
+    if (result == TE_OK) result = te->device->event_record(te, fork->handle, NULL);
+    return result == TE_OK ? te->device->stream_wait(te, s, fork->handle) : result;
+}
+/* Records `end`, a new event, behind all work that `s` has so far. */
+static te_result te__stream_mark(te__stream *s, te__event *end) {
+    te_result result = te__refuse_fork(s->te);
+    return result == TE_OK ? s->te->device->event_record(s->te, end->handle, s) : result;
+}
+/* Makes later work on the context's own stream wait for the event of te__stream_mark. The host does not wait. */
+static te_result te__stream_join(te__event *end) {
+    te_result result = te__refuse_fork(end->te);
+    return result == TE_OK ? end->te->device->stream_wait(end->te, NULL, end->handle) : result;
 }
 
 /* ---- pinned host memory ---- */

@@ -70,7 +70,7 @@ static te_result te__unit_shard(te__dp_unit *u, const char *who) {
     te__modules_of(te)->around = &te__units_around;
     return te__shards_begin(u->set);
 }
-static te_result te__unit_make(te_module *m, const te_data_parallel_desc *desc, bool whole, const char *who) {
+static te_result te__unit_make_now(te_module *m, const te_data_parallel_desc *desc, bool whole, const char *who) {
     te__dp_unit *u = te__unit_of(m), **end;
     te_result result = TE_OK;
     if (!m) return TE_ERR_STATE;
@@ -93,6 +93,10 @@ static te_result te__unit_make(te_module *m, const te_data_parallel_desc *desc, 
         return te__fail(m->te, TE_ERR_INVALID,
                         "%s: gradient_divide_factor is %g; a positive number, or 0 for the number of ranks, is needed",
                         who, (double)desc->gradient_divide_factor);
+    if (!(desc->bucket_cap_mb >= 0.0f && desc->bucket_cap_mb <= FLT_MAX))
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "%s: bucket_cap_mb is %g; a positive number of MiB, or 0 for %d, is needed", who,
+                        (double)desc->bucket_cap_mb, TE__BUCKET_CAP_MB);
     result = te__unit_may_shard(u, m, desc, who);
     if (result != TE_OK) return result;
     if (whole && !desc->no_init_sync && !(u && u->set)) result = te__unit_share(desc->group, m);
@@ -117,6 +121,15 @@ static te_result te__unit_make(te_module *m, const te_data_parallel_desc *desc, 
     }
     u->desc = *desc;
     return TE_OK;
+}
+/* Makes a unit. If this rank cannot, the others fail in the collective that they wait for next. */
+static te_result te__unit_make(te_module *m, const te_data_parallel_desc *desc, bool whole, const char *who) {
+    const te__dp_unit *u = te__unit_of(m);
+    te_group *group = desc ? desc->group : u ? u->desc.group : NULL;
+    te_result result;
+    if (m && group && group->te == m->te) te__group_tells_again(group);
+    result = te__unit_make_now(m, desc, whole, who);
+    return result != TE_OK && group && m && group->te == m->te ? te__refuse(group, TE__BETWEEN, result) : result;
 }
 TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc) {
     return te__unit_make(m, desc, true, "te_data_parallel");

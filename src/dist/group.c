@@ -10,12 +10,13 @@ typedef enum te__collective {
     TE__ALL_TO_ALL,
     TE__SEND,
     TE__RECV,
+    TE__BETWEEN, /* no collective: what a rank does between two of them */
     TE__COLLECTIVE_COUNT
 } te__collective;
 static const char *te__collective_name(te__collective kind) {
     static const char *const names[TE__COLLECTIVE_COUNT] = {"te_all_reduce", "te_all_gather", "te_reduce_scatter",
                                                             "te_broadcast",  "te_barrier",    "te_all_to_all",
-                                                            "te_send",       "te_recv"};
+                                                            "te_send",       "te_recv",       "its own work"};
     return names[kind];
 }
 
@@ -24,10 +25,16 @@ struct te_group {
     te_ctx *te;
     te_group_desc is;
     char *name; /* the memory of is.name */
-    /* Takes part in a collective with an error code instead of a tensor, so that the other ranks fail. `peer` is a
-     * te_send's destination or a te_recv's source. `refuse` may be NULL. */
+    /* This rank has failed, and will not take part in the collective, so that the other ranks must fail as well. Waits
+     * for nobody. `peer` is a te_send's destination or a te_recv's source: it alone must fail. `refuse` may be NULL. */
     void (*refuse)(void *user, te_ctx *te, te__collective kind, int peer, te_result code);
     te_group *(*split)(te_group *group, int color, int key); /* te_group_split; NULL: the group cannot be split */
+    /* Makes later collectives queue on `s` in place of the context's own stream; NULL: on that again. queue_on itself
+     * may be NULL: the group queues on the context's own stream alone, or on none. */
+    void (*queue_on)(void *user, te__stream *s);
+    uint64_t told; /* the other ranks know of the error with this number (te->errors), or fail with it; 0: of none */
+    te_group_count count[TE__COLLECTIVE_COUNT];
+    te__stream *side; /* the stream of dist/flight.c; NULL: not made yet */
     te__closable closable;
 };
 
@@ -64,6 +71,7 @@ TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc) {
     group->name = te__copy_string(te, desc->name ? desc->name : "custom");
     group->is.name = group->name;
     if (group->name) {
+        if (desc->size > 1) te->shared++;
         te__closable_add(te, &group->closable, "group", te__group_close, group);
         return group;
     }
@@ -73,11 +81,18 @@ TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc) {
 
 TE_API void te_group_destroy(te_group *group) {
     te_ctx *te;
+    int i;
     if (!group) return;
     te = group->te;
+    for (i = 0; i < TE__MAX_USED; i++) {
+        if (te->used[i] == group) te->used[i] = NULL;
+        if (te->loose[i] == group) te->loose[i] = NULL;
+    }
+    if (group->is.size > 1) te->shared--;
     te__closable_remove(&group->closable);
     /* in a forked child, the group still belongs to the parent */
     if (group->is.destroy && !te__is_forked(te)) group->is.destroy(group->is.user);
+    te__stream_destroy(group->side); /* waits: a collective that does not end has been stopped by now */
     te__free(te, group->name);
     te__free(te, group);
 }
@@ -86,6 +101,23 @@ static int te__group_rank(const te_group *group) { return group ? group->is.rank
 static int te__group_size(const te_group *group) { return group ? group->is.size : 1; }
 TE_API int te_group_rank(const te_group *group) { return te__group_rank(group); }
 TE_API int te_group_size(const te_group *group) { return te__group_size(group); }
+
+TE_API te_group_stats te_group_get_stats(const te_group *group) {
+    te_group_stats stats = TE_ZERO;
+    if (!group) return stats;
+    stats.all_reduce = group->count[TE__ALL_REDUCE];
+    stats.all_gather = group->count[TE__ALL_GATHER];
+    stats.reduce_scatter = group->count[TE__REDUCE_SCATTER];
+    stats.broadcast = group->count[TE__BROADCAST];
+    stats.barrier = group->count[TE__BARRIER];
+    stats.all_to_all = group->count[TE__ALL_TO_ALL];
+    stats.send = group->count[TE__SEND];
+    stats.recv = group->count[TE__RECV];
+    return stats;
+}
+TE_API void te_group_reset_stats(te_group *group) {
+    if (group) memset(group->count, 0, sizeof(group->count));
+}
 
 /* ---- collectives ---- */
 
@@ -136,10 +168,21 @@ static te_result te__want_parts(te__collective kind, const char *whole_name, con
     return TE_OK;
 }
 
-/* Informs the other ranks that this rank cannot make the call. Returns `code`. */
+/* Notes that the other ranks know of this rank's present error. */
+static void te__group_is_told(te_group *group) { group->told = group->te->errors; }
+/* Called where a call begins that all ranks make together: an error that this rank has from before is told again, since
+ * the other ranks may have forgotten it. */
+static void te__group_tells_again(te_group *group) {
+    if (group && group->te->error_code != TE_OK) group->told = 0;
+}
+/* Informs the other ranks that this rank cannot make the call, or fails between two calls: once for each error. Returns
+ * `code`. */
 static te_result te__refuse_peer(te_group *group, te__collective kind, int peer, te_result code) {
-    if (group && group->is.size > 1 && group->refuse && !group->te->warming && !te__is_forked(group->te))
-        group->refuse(group->is.user, group->te, kind, peer, code);
+    const te_ctx *te = group ? group->te : NULL;
+    if (!group || group->is.size == 1 || !group->refuse || te->warming || te__is_forked(te)) return code;
+    if (te->error_code != TE_OK && group->told == te->errors) return code;
+    group->refuse(group->is.user, group->te, kind, peer, code);
+    if (te->error_code != TE_OK && kind != TE__SEND && kind != TE__RECV) te__group_is_told(group);
     return code;
 }
 static te_result te__refuse(te_group *group, te__collective kind, te_result code) {
@@ -149,13 +192,25 @@ static te_result te__refuse(te_group *group, te__collective kind, te_result code
  * nothing, because ranks warm up at different times. */
 static bool te__is_alone(const te_group *group) { return !group || group->is.size == 1 || group->te->warming; }
 
-/* Checks that a collective may be called in the current capture: it must only queue work on the stream. Makes the graph
- * keep the memory of `read` and `written`. */
+/* Remembers that a collective of the group is called: data_parallel/tell.c tells its ranks of a failure. */
+static void te__group_meets(te_group *group) {
+    te_ctx *te = group->te;
+    te_group **list = te->module_path[0] ? te->used : te->loose;
+    int i;
+    for (i = 0; i < TE__MAX_USED && list[i] != group; i++) {}
+    if (i < TE__MAX_USED) return;
+    memmove(list + 1, list, (TE__MAX_USED - 1) * sizeof(te_group *));
+    list[0] = group;
+}
+/* Checks that a collective, which is about to be called, may be called in the current capture: it must only queue work
+ * on the stream. Makes the graph keep the memory of `read` and `written`. */
 static te_result te__group_captures(te_group *group, te__collective kind, const te_tensor *read, te_tensor *written) {
     te_ctx *te = group ? group->te : NULL;
     char what[128];
     te_result r = TE_OK;
-    if (te__is_alone(group) || !te->capture) return TE_OK;
+    if (te__is_alone(group)) return TE_OK;
+    te__group_meets(group);
+    if (!te->capture) return TE_OK;
     if (group->is.captures && te_ctx_is_cuda(te)) {
         if (read) r = te__capture_hold(te->capture, read->buffer);
         if (written && r == TE_OK) r = te__capture_hold(te->capture, written->buffer);
@@ -174,9 +229,15 @@ static te_result te__group_has(te_group *group, const char *what, const char *me
                     what, group->name, member);
 }
 
-/* Sets an error if an implementation has failed without setting one. */
-static te_result te__report_collective(te_group *group, te__collective kind, te_result r) {
-    if (r == TE_OK) return r;
+/* Counts a collective in which this rank has sent so many bytes. Sets an error if an implementation has failed without
+ * setting one. */
+static te_result te__report_collective(te_group *group, te__collective kind, uint64_t bytes, te_result r) {
+    if (r == TE_OK) {
+        group->count[kind].calls++;
+        group->count[kind].bytes += bytes;
+        return r;
+    }
+    if (kind != TE__SEND && kind != TE__RECV) te__group_is_told(group);
     if ((int)r < 0 || (int)r >= TE_RESULT_COUNT)
         return te__fail(group->te, TE_ERR_INVALID,
                         "%s: group \"%s\", rank %d of %d: it returned %d, which is not a te_result",
@@ -205,6 +266,7 @@ static te_result te__copy_bytes(const te_tensor *x, te_tensor *out) {
 }
 
 TE_API te_result te_all_reduce(te_group *group, te_tensor *x, te_reduce_op op) {
+    const uint64_t n = (uint64_t)te__group_size(group);
     te_result r = te__want_shared(group, TE__ALL_REDUCE, "x", x);
     if (r == TE_OK) r = te__want_reducible(TE__ALL_REDUCE, x, op);
     if (r == TE_OK) r = te__group_captures(group, TE__ALL_REDUCE, NULL, x);
@@ -212,7 +274,8 @@ TE_API te_result te_all_reduce(te_group *group, te_tensor *x, te_reduce_op op) {
     if (te__is_alone(group)) return TE_OK;
     r = group->is.all_reduce(group->is.user, group->te, x, op);
     te__touch(x);
-    return te__report_collective(group, TE__ALL_REDUCE, r);
+    return te__report_collective(group, TE__ALL_REDUCE,
+                                 (2 * (n - 1) * (uint64_t)te_tensor_bytes(x) + n - 1) / n, r);
 }
 
 TE_API te_result te_all_gather(te_group *group, const te_tensor *x, te_tensor *out) {
@@ -224,7 +287,8 @@ TE_API te_result te_all_gather(te_group *group, const te_tensor *x, te_tensor *o
     if (te__is_alone(group)) return te_group_size(group) == 1 ? te__copy_bytes(x, out) : TE_OK;
     r = group->is.all_gather(group->is.user, group->te, x, out);
     te__touch(out);
-    return te__report_collective(group, TE__ALL_GATHER, r);
+    return te__report_collective(group, TE__ALL_GATHER,
+                                 (uint64_t)(group->is.size - 1) * (uint64_t)te_tensor_bytes(x), r);
 }
 
 TE_API te_result te_reduce_scatter(te_group *group, const te_tensor *x, te_tensor *out) {
@@ -237,7 +301,8 @@ TE_API te_result te_reduce_scatter(te_group *group, const te_tensor *x, te_tenso
     if (te__is_alone(group)) return te_group_size(group) == 1 ? te__copy_bytes(x, out) : TE_OK;
     r = group->is.reduce_scatter(group->is.user, group->te, x, out);
     te__touch(out);
-    return te__report_collective(group, TE__REDUCE_SCATTER, r);
+    return te__report_collective(group, TE__REDUCE_SCATTER,
+                                 (uint64_t)(group->is.size - 1) * (uint64_t)te_tensor_bytes(out), r);
 }
 
 TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root) {
@@ -250,7 +315,7 @@ TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root) {
     if (te__is_alone(group)) return TE_OK;
     r = group->is.broadcast(group->is.user, group->te, x, root);
     te__touch(x);
-    return te__report_collective(group, TE__BROADCAST, r);
+    return te__report_collective(group, TE__BROADCAST, group->is.rank == root ? te_tensor_bytes(x) : 0, r);
 }
 
 TE_API te_result te_barrier(te_group *group) {
@@ -258,7 +323,7 @@ TE_API te_result te_barrier(te_group *group) {
     if (te__is_alone(group) || r != TE_OK) return r;
     r = te__group_captures(group, TE__BARRIER, NULL, NULL);
     if (r != TE_OK) return te__refuse(group, TE__BARRIER, r);
-    return te__report_collective(group, TE__BARRIER, group->is.barrier(group->is.user));
+    return te__report_collective(group, TE__BARRIER, 0, group->is.barrier(group->is.user));
 }
 
 /* ---- all to all ---- */
@@ -340,7 +405,9 @@ static te_result te__all_to_all(te_group *group, const te_tensor *x, const int64
     if (te__is_alone(group)) return size == 1 ? te__copy_bytes(x, out) : TE_OK;
     r = group->is.all_to_all(group->is.user, group->te, x, full, out, full + size);
     te__touch(out);
-    return te__report_collective(group, TE__ALL_TO_ALL, r);
+    return te__report_collective(
+        group, TE__ALL_TO_ALL,
+        te_tensor_bytes(x) - (uint64_t)full[group->is.rank] * (uint64_t)te__line_bytes(x), r);
 }
 
 TE_API te_result te_all_to_all(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out,
@@ -377,7 +444,8 @@ TE_API te_result te_send(te_group *group, const te_tensor *x, int to) {
     if (r != TE_OK) return te__refuse_peer(group, TE__SEND, to, r);
     return te__is_alone(group)
                ? TE_OK
-               : te__report_collective(group, TE__SEND, group->is.send(group->is.user, group->te, x, to));
+               : te__report_collective(group, TE__SEND, te_tensor_bytes(x),
+                                       group->is.send(group->is.user, group->te, x, to));
 }
 
 TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
@@ -388,7 +456,7 @@ TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
     if (te__is_alone(group)) return TE_OK;
     r = group->is.recv(group->is.user, group->te, x, from);
     te__touch(x);
-    return te__report_collective(group, TE__RECV, r);
+    return te__report_collective(group, TE__RECV, 0, r);
 }
 
 /* ---- comparing ---- */

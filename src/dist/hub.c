@@ -26,12 +26,14 @@ typedef struct te__mail {
     te_dtype dtype;
     int64_t numel;
     size_t bytes;
+    int64_t fails; /* te_thread_hub.fails of the sender */
     char shape[TE__SHAPE_TEXT];
 } te__mail;
 static char *te__mail_data(te__mail *m) { return (char *)m + ((sizeof(te__mail) + 15) & ~(size_t)15); }
 typedef struct te__mailbox {
     te__mail *first, *last;
     int skip; /* the number of future messages to drop, because their receives have already failed */
+    int64_t skip_fails; /* te_thread_hub.fails of the receiver then */
 } te__mailbox;
 
 /* The event that a rank waits for: none, a meeting of all ranks, or a message. If all ranks wait for one another, the
@@ -42,11 +44,14 @@ typedef struct te__wait {
     int from;   /* the sender that a receive waits for */
     bool live;  /* used only by te__hub_find_stuck */
     bool stuck; /* the wait ends with the error `text` */
+    bool told;  /* all ranks know of the last failure, or will hear of it by te_thread_hub.fails */
+    te_result code;
     char text[TE__WHY_TEXT];
 } te__wait;
 
 typedef enum te__seat { TE__SEAT_FREE = 0, TE__SEAT_TAKEN, TE__SEAT_LEFT } te__seat;
 
+enum { TE__KEPT_FAILURES = 4 };
 struct te_thread_hub {
     te__mutex mutex;
     te__cond cond;
@@ -55,6 +60,12 @@ struct te_thread_hub {
     te__post *post; /* [size] */
     te__wait *wait; /* [size] */
     te__mailbox *box; /* [from * size + to] */
+    /* How often each rank has failed on its own, or has heard of such a failure. A rank that has a smaller number than
+     * another one fails in its next call, once for each failure that it lacks. Failures of several ranks at a time
+     * count as one. */
+    int64_t *fails;        /* [size] */
+    te__wait *failure; /* [TE__KEPT_FAILURES * size] code and text of each rank's last failures, and the rank that they
+                        * are of (`from`): failure number n is at n % TE__KEPT_FAILURES */
     int num_receiving; /* ranks that wait for a message */
     bool aborted;      /* a rank has aborted the group; abort_text has the reason. Stays true until all ranks have
                         * left. */
@@ -94,6 +105,8 @@ static void te__hub_free(te_thread_hub *hub) {
     free(hub->post);
     free(hub->wait);
     free(hub->box);
+    free(hub->fails);
+    free(hub->failure);
     free(hub);
 }
 
@@ -110,7 +123,9 @@ TE_API te_thread_hub *te_thread_hub_create(int size) {
     hub->post = (te__post *)calloc((size_t)size, sizeof(te__post));
     hub->wait = (te__wait *)calloc((size_t)size, sizeof(te__wait));
     hub->box = (te__mailbox *)calloc((size_t)size, (size_t)size * sizeof(te__mailbox));
-    if (hub->seat && hub->post && hub->wait && hub->box) return hub;
+    hub->fails = (int64_t *)calloc((size_t)size, sizeof(int64_t));
+    hub->failure = (te__wait *)calloc((size_t)size, TE__KEPT_FAILURES * sizeof(te__wait));
+    if (hub->seat && hub->post && hub->wait && hub->box && hub->fails && hub->failure) return hub;
     te__hub_free(hub);
     return NULL;
 }
@@ -229,13 +244,74 @@ static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
              "the same order");
 }
 
+/* ---- a rank that fails between its calls ---- */
+
+/* Ends the wait of rank i with an error. The caller has set code and text. */
+static void te__hub_release(te_thread_hub *hub, int i) {
+    te__wait *w = &hub->wait[i];
+    if (w->kind == TE__WAITS_MEETING) hub->arrived--;
+    else hub->num_receiving--;
+    w->kind = TE__WAITS_NOT;
+    w->stuck = w->told = true;
+}
+/* Returns where failure number n of a rank is kept. */
+static te__wait *te__hub_failure(const te_thread_hub *hub, int rank, int64_t n) {
+    return &hub->failure[TE__KEPT_FAILURES * rank + (int)(n % TE__KEPT_FAILURES)];
+}
+/* If another rank has failed, and this one has not heard of it, counts that, and stores code and text in its te__wait.
+ * Returns whether this is so. */
+static bool te__hub_hears(te_thread_hub *hub, int rank) {
+    const int64_t n = hub->fails[rank] + 1;
+    te__wait *w = &hub->wait[rank], *failure;
+    int i;
+    for (i = 0; i < hub->size && hub->fails[i] < n; i++) {}
+    if (i == hub->size) return false;
+    failure = te__hub_failure(hub, rank, n);
+    *failure = *te__hub_failure(hub, i, te__max(n, hub->fails[i] - TE__KEPT_FAILURES + 1));
+    hub->fails[rank] = n;
+    w->told = true;
+    w->code = failure->code;
+    snprintf(w->text, sizeof(w->text), "rank %d failed: %.900s", failure->from, failure->text);
+    return true;
+}
+/* Returns the message from `from` that rank `to` gets next, or NULL. Drops messages that were sent before a failure of
+ * which the receiver has heard. */
+static te__mail *te__hub_next_mail(te_thread_hub *hub, int from, int to) {
+    te__mailbox *box = te__hub_box(hub, from, to);
+    te__mail *m;
+    while ((m = box->first) != NULL && m->fails < hub->fails[to]) {
+        box->first = m->next;
+        if (!box->first) box->last = NULL;
+        free(m);
+    }
+    return m && m->fails == hub->fails[to] ? m : NULL;
+}
+
+/* This rank has failed, and will not make the call that others wait for, or will make. Waits for nobody: each of the
+ * others fails once, now if it waits, else in its next call. */
+static void te__hub_fail(te_thread_hub *hub, int rank, te_result code, const char *why) {
+    te__wait *failure;
+    int i;
+    te__mutex_lock(&hub->mutex);
+    failure = te__hub_failure(hub, rank, ++hub->fails[rank]);
+    failure->code = code;
+    failure->from = rank;
+    snprintf(failure->text, sizeof(failure->text), "%.900s", why);
+    for (i = 0; i < hub->size; i++) {
+        const te__wait *w = &hub->wait[i];
+        if (w->kind == TE__WAITS_MESSAGE && te__hub_next_mail(hub, w->from, i)) continue; /* gets it, and hears later */
+        if (w->kind != TE__WAITS_NOT && te__hub_hears(hub, i)) te__hub_release(hub, i);
+    }
+    te__cond_broadcast(&hub->cond);
+    te__mutex_unlock(&hub->mutex);
+}
 /* Returns whether rank i can continue. A rank whose wait has `live` set is already known to continue. */
-static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
+static bool te__hub_can_go_on(te_thread_hub *hub, int i) {
     const te__wait *w = &hub->wait[i];
     int k;
     if (w->kind == TE__WAITS_NOT || w->live) return true;
     if (w->kind == TE__WAITS_MEETING && te__hub_is_broken(hub)) return true; /* goes on with an error */
-    if (w->kind == TE__WAITS_MESSAGE) return te__hub_box(hub, w->from, i)->first || hub->wait[w->from].live;
+    if (w->kind == TE__WAITS_MESSAGE) return te__hub_next_mail(hub, w->from, i) || hub->wait[w->from].live;
     for (k = 0; k < hub->size; k++)
         if (hub->wait[k].kind != TE__WAITS_MEETING && !hub->wait[k].live) return false;
     return true;
@@ -258,11 +334,9 @@ static void te__hub_find_stuck(te_thread_hub *hub) {
     for (i = 0; i < hub->size; i++) {
         te__wait *w = &hub->wait[i];
         if (w->live) continue;
-        if (w->kind == TE__WAITS_MEETING) hub->arrived--;
-        else hub->num_receiving--;
-        w->kind = TE__WAITS_NOT;
-        w->stuck = true;
+        w->code = TE_ERR_STATE;
         memcpy(w->text, text, sizeof(w->text));
+        te__hub_release(hub, i);
     }
     te__cond_broadcast(&hub->cond);
 }
@@ -275,6 +349,13 @@ static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *te
     te_result r = TE_ERR_STATE;
     uint64_t meeting;
     te__mutex_lock(&hub->mutex);
+    w->told = false;
+    if (first && !te__hub_is_over(hub) && te__hub_hears(hub, rank)) {
+        memcpy(text, w->text, TE__WHY_TEXT);
+        r = w->code;
+        te__mutex_unlock(&hub->mutex);
+        return r;
+    }
     if (first && te__hub_is_broken(hub)) {
         te__hub_why_over(hub, hub->first_left, text);
         te__mutex_unlock(&hub->mutex);
@@ -301,6 +382,7 @@ static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *te
         if (r != TE_OK) snprintf(text, TE__WHY_TEXT, "%.*s", TE__WHY_TEXT - 1, hub->text);
     } else if (w->stuck) {
         memcpy(text, w->text, TE__WHY_TEXT);
+        r = w->code;
     } else {
         hub->arrived--;
         w->kind = TE__WAITS_NOT;
@@ -328,6 +410,8 @@ static te_result te__mail_post(te_thread_hub *hub, int from, int to, te__mail *m
     te__mailbox *box = te__hub_box(hub, from, to);
     te_result r = TE_OK;
     te__mutex_lock(&hub->mutex);
+    m->fails = hub->fails[from];
+    if (box->skip_fails < m->fails) box->skip = 0;
     if (te__hub_is_over(hub) || hub->seat[to] == TE__SEAT_LEFT) {
         r = te__hub_why_over(hub, to, text);
     } else if (box->skip > 0) {
@@ -358,18 +442,22 @@ static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text)
     te__wait *w = &hub->wait[to];
     te__mail *m = NULL;
     te__mutex_lock(&hub->mutex);
-    w->stuck = false;
-    if (!box->first && !te__hub_is_over(hub) && hub->seat[from] != TE__SEAT_LEFT) {
+    w->told = false;
+    w->code = TE_ERR_STATE;
+    w->stuck = !te__hub_next_mail(hub, from, to) && !te__hub_is_over(hub) && te__hub_hears(hub, to);
+    if (!w->stuck && !te__hub_next_mail(hub, from, to) && !te__hub_is_over(hub) &&
+        hub->seat[from] != TE__SEAT_LEFT) {
         w->kind = TE__WAITS_MESSAGE;
         w->from = from;
         hub->num_receiving++;
         te__hub_find_stuck(hub);
-        while (!box->first && !w->stuck && !te__hub_is_over(hub) && hub->seat[from] != TE__SEAT_LEFT)
+        while (!w->stuck && !te__hub_next_mail(hub, from, to) && !te__hub_is_over(hub) &&
+               hub->seat[from] != TE__SEAT_LEFT)
             te__cond_wait(&hub->cond, &hub->mutex);
         if (!w->stuck) hub->num_receiving--;
         w->kind = TE__WAITS_NOT;
     }
-    if (!w->stuck && !te__hub_is_over(hub)) m = te__mailbox_pop(box);
+    if (!w->stuck && !te__hub_is_over(hub) && te__hub_next_mail(hub, from, to)) m = te__mailbox_pop(box);
     if (w->stuck) memcpy(text, w->text, TE__WHY_TEXT);
     else if (!m) te__hub_why_over(hub, from, text);
     te__mutex_unlock(&hub->mutex);
@@ -381,8 +469,9 @@ static void te__mail_skip(te_thread_hub *hub, int from, int to) {
     te__mailbox *box = te__hub_box(hub, from, to);
     te__mail *m;
     te__mutex_lock(&hub->mutex);
-    m = te__mailbox_pop(box);
+    m = te__hub_next_mail(hub, from, to) ? te__mailbox_pop(box) : NULL;
     if (!m) box->skip++;
+    box->skip_fails = hub->fails[to];
     te__mutex_unlock(&hub->mutex);
     free(m);
 }

@@ -18,6 +18,7 @@ typedef struct te__nccl_rank {
     te__waiter waiter;
     int rank, size;
     int *ranks; /* [size]: their numbers in the job */
+    te__stream *on; /* where collectives are queued; NULL: on the context's own stream */
     int splits; /* te_group_split calls so far */
     bool told;  /* the context has been told that the group has failed */
     te__mutex mutex;
@@ -148,7 +149,7 @@ static void te__nccl_mark(te__nccl_rank *me) {
     te__mutex_unlock(&me->mutex);
     /* Without the mutex: the driver waits here while its queue is full, and the watcher must be able to end the
      * collective that keeps it full. The watcher takes marks away in front alone, so that the place stays. */
-    if (at < 0 || te->device->event_record(te, me->event[at], NULL) != TE_OK) return;
+    if (at < 0 || te->device->event_record(te, me->event[at], me->on) != TE_OK) return;
     te__mutex_lock(&me->mutex);
     me->queued[at] = te__time_now();
     me->marks++;
@@ -263,7 +264,7 @@ static te_result te__nccl_run(te__nccl_rank *me, const te__nccl_call *c, const c
     }
     r = te->device->enter ? te->device->enter(te, &entered) : TE_OK;
     if (r == TE_OK && c->count) {
-        void *stream = te_ctx_cu_stream(te);
+        void *stream = me->on ? me->on->handle : te_ctx_cu_stream(te);
         te__mutex_lock(&me->mutex);
         code = me->ended ? TE__NCCL_IN_PROGRESS : te__nccl_settle(me, &me->comm, te__nccl_issue(me, c, stream));
         te__mutex_unlock(&me->mutex);
@@ -486,6 +487,7 @@ static void te__nccl_close(te__nccl_rank *me) {
     te__free(te, me->ranks);
     te__free(te, me);
 }
+static void te__nccl_queue_on(void *user, te__stream *s) { ((te__nccl_rank *)user)->on = s; }
 static void te__nccl_destroy(void *user) { te__nccl_close((te__nccl_rank *)user); }
 
 #endif

@@ -6,6 +6,7 @@
 typedef struct te__thread_rank {
     te_thread_hub *hub;
     te_ctx *te;
+    te_group *group; /* which has this rank */
     int rank;
 } te__thread_rank;
 
@@ -53,6 +54,7 @@ static void te__post_upload(te__thread_rank *me, te__post *post, te_tensor *x, i
 }
 
 static te_result te__rank_fail(te__thread_rank *me, te__collective kind, te_result r, const char *text) {
+    if (me->hub->wait[me->rank].told) te__group_is_told(me->group);
     return te__fail(me->te, r, "%s: group \"threads\", rank %d of %d: %s", te__collective_name(kind), me->rank,
                     me->hub->size, text);
 }
@@ -263,7 +265,7 @@ static te_result te__threads_recv(void *user, te_ctx *te, te_tensor *x, int from
     te__thread_rank *me = (te__thread_rank *)user;
     char text[TE__WHY_TEXT], mine[TE__SHAPE_TEXT];
     te__mail *m = te__mail_wait(me->hub, from, me->rank, text);
-    te_result r = m ? m->result : TE_ERR_STATE;
+    te_result r = m ? m->result : me->hub->wait[me->rank].code;
     if (m && r != TE_OK) {
         snprintf(text, sizeof(text), "rank %d failed: %.900s", from, te__mail_data(m));
     } else if (m && (m->dtype != x->dtype || m->numel != te__numel(x) || m->bytes != te_tensor_bytes(x))) {
@@ -286,7 +288,6 @@ static te_result te__threads_abort(void *user, const char *reason) {
 
 static void te__threads_refuse(void *user, te_ctx *te, te__collective kind, int peer, te_result code) {
     te__thread_rank *me = (te__thread_rank *)user;
-    char text[TE__WHY_TEXT];
     (void)te;
     if (kind == TE__SEND || kind == TE__RECV) {
         if (peer < 0 || peer >= me->hub->size || peer == me->rank) return;
@@ -294,9 +295,7 @@ static void te__threads_refuse(void *user, te_ctx *te, te__collective kind, int 
         else te__mail_skip(me->hub, peer, me->rank);
         return;
     }
-    te__post_fail(me, te__post_open(me, kind), code);
-    /* te__hub_meet's result is not needed, because this rank already has its own error. */
-    te__hub_meet(me->hub, me->rank, true, text);
+    te__hub_fail(me->hub, me->rank, code, te__rank_why(me));
 }
 
 /* ---- joining and leaving ---- */
@@ -312,6 +311,7 @@ static void te__threads_leave(void *user) {
     hub->num_taken--;
     if (hub->num_left == hub->size) {
         memset(hub->seat, 0, (size_t)hub->size * sizeof(te__seat));
+        memset(hub->fails, 0, (size_t)hub->size * sizeof(int64_t));
         te__hub_drop_mail(hub);
         hub->aborted = false;
         hub->num_left = 0;
@@ -470,7 +470,7 @@ TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank
     desc.recv = te__threads_recv;
     desc.abort = te__threads_abort;
     desc.destroy = te__threads_leave;
-    group = te_group_create(te, &desc);
+    group = me->group = te_group_create(te, &desc);
     if (group && te__threads_join(te, hub, rank) == TE_OK) {
         group->refuse = te__threads_refuse;
         group->split = te__threads_split;

@@ -62,10 +62,10 @@ static void te__split_same(te_tensor *to, const te_tensor *from) {
     to->split = (te__split *)te__alloc(to->te, sizeof(te__split));
     if (to->split) *to->split = *from->split;
 }
-/* Copies between the part x of one rank and the whole parameter. */
+/* Copies between the part x of one rank, NULL after an error, and the whole parameter. */
 static te_result te__split_copy(te_tensor *x, te_tensor *whole, const te__split *s, int rank, bool to_whole) {
     int64_t from = 0, to = 0;
-    te_result result = TE_OK;
+    te_result result = x ? TE_OK : te_error_code(whole->te);
     const int blocks = s->dim == 0 && s->sharding.num_blocks ? s->sharding.num_blocks : 1;
     int i;
     for (i = 0; i < blocks && result == TE_OK; i++) {

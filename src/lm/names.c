@@ -249,6 +249,7 @@ static te_result te__lm_put_out(const te__lm_group *g, te_module *m, te_tensor *
         if (members[i]->quantized) members[i] = te_dequantize(members[i], TE_DTYPE_NONE);
         if (split && split->dim >= 0) members[i] = te__split_whole(members[i], split);
         if (!te__lm_is_whole(g)) members[i] = te__lm_matrix(members[i], false);
+        if (!members[i]) break; /* the other ranks have failed too, and gather no more */
     }
     if (members) all = te__lm_joined(members, n);
     if (g->stacked[TE__LM_MODEL] && te__lm_expert_ranks(g, m) > 1)

@@ -265,23 +265,37 @@ static bool te__runs_graphs(const te_module *m) {
            !te__quant_of(te)->replaying && !te__quant_of(te)->recording;
 }
 
+/* Ends a te_forward_with. After a failure of an outermost one, other ranks may wait for its collectives. */
+static void te__forward_ends(te_module *m, te_result result) {
+    const te__modules_state *modules = te__modules_of(m->te);
+    if (modules->called && modules->calls == 0 && m->te->tape.plays == 0) modules->called(m, result);
+}
+
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te__rng_state random;
     te_ctx *te;
     te_result result;
     te_tensor *first = args ? args->input : NULL;
     bool entered, shape;
+    te__modules_state *modules;
     if (m && m->takes_packed && args && !first) first = args->attention.qkv_layer;
     if (args) memset(&args->outputs, 0, sizeof(args->outputs)); /* clears the outputs of an earlier call */
     te = m ? m->te : first ? first->te : NULL;
     if (!m || !first) { /* NULL follows from an error that is recorded already */
-        return te__no_tensor(te, TE_ERR_STATE, "te_forward_with: %s is NULL",
-                             !m     ? "the module"
-                             : args ? "the input"
-                                    : "args");
+        te__no_tensor(te, TE_ERR_STATE, "te_forward_with: %s is NULL",
+                      !m     ? "the module"
+                      : args ? "the input"
+                             : "args");
+        if (m) te__forward_ends(m, te_error_code(te));
+        return NULL;
     }
+    modules = te__modules_of(te);
     random = te__rng_now(te);
-    if (!te__same_ctx(first, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
+    if (!te__same_ctx(first, te, m->name) || te__device_enter(te, &entered) != TE_OK) {
+        te__forward_ends(m, te_error_code(te));
+        return NULL;
+    }
+    if (modules->calls++ == 0) te->root = te__root_of(m);
     shape = te__is_unallocated(first);
     if (te__runs_graphs(m) && !shape)
         result = te__tree_whole(m) == TE_OK ? m->run_graphs(m, args) : TE_ERR_STATE;
@@ -289,6 +303,8 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
         result = m->checkpoint && te_grad_enabled(te) && !shape ? te__module_run_checkpointed(m, args, false)
                                                                 : te__module_run(m, args);
     te__device_leave(te, entered);
+    if (--modules->calls == 0) te->root = NULL;
+    te__forward_ends(m, result);
     if (result == TE_OK) return args->outputs.out;
     memset(&args->outputs, 0, sizeof(args->outputs));
     te__step_fails(te);
@@ -316,9 +332,8 @@ TE_API te_result te_backward_dw(te_module *m) {
     int fresh;
     if (!m) return TE_ERR_STATE;
     te = m->te;
-    if (te->error_code != TE_OK) return te->error_code;
-    result = te__device_enter(te, &entered);
-    if (result != TE_OK) return result;
+    result = te->error_code != TE_OK ? te->error_code : te__device_enter(te, &entered);
+    if (result != TE_OK) return te__tell_backward_ends(te, m, result);
     fresh = te->tape.num_fresh;
     te->tape.no_grad++;
     result = te__deferred_take(te, te__scaling_below, m, true);

@@ -32,6 +32,7 @@ typedef struct te__gone {
     char name[1];  /* name of the child; the allocation is longer */
 } te__gone;
 
+enum { TE__MAX_SHARES = 8 };
 typedef struct te__graphed te__graphed;
 struct te_module {
     te_ctx *te;
@@ -63,6 +64,7 @@ struct te_module {
     bool awaits_group; /* the parameters have no memory until te_set_tensor_parallel_group, because this rank's shards
                         * are not known before */
     te__parallel parallel; /* the ranks that share the module's work */
+    te_group *shares[TE__MAX_SHARES]; /* other groups whose ranks the module's calls wait for; they may be gone */
     unsigned met;          /* one bit for each GEMM; set after the ranks have checked that they agree on shapes, dtypes
                             * and recipe */
     struct te__graphed *graphed; /* see modules/graphed.c; or NULL */
@@ -92,10 +94,22 @@ typedef struct te__modules_state {
     int num_gone;      /* records of destroyed children, in all trees of the context */
     bool is_optim_step; /* set by te_step_set_is_optim_step */
     const struct te__around *around; /* called around each forward; NULL: nothing is */
+    int calls; /* calls of te_forward_with that run, one inside the other */
+    void (*called)(te_module *m, te_result result); /* called at the end of an outermost te_forward_with outside of
+                                                     * backward passes; NULL: nothing is */
 } te__modules_state;
 static const te__slot te__modules_slot = {sizeof(te__modules_state)};
 static te__modules_state *te__modules_of(const te_ctx *te) {
     return (te__modules_state *)te__slot_of(te, &te__modules_slot);
+}
+/* Notes that calls of m wait for the ranks of `group`, which may be NULL. The oldest note gives way. */
+static void te__module_shares(te_module *m, te_group *group) {
+    int i;
+    if (te__group_size(group) == 1) return;
+    for (i = 0; i < TE__MAX_SHARES && m->shares[i] != group; i++) {}
+    if (i < TE__MAX_SHARES) return;
+    memmove(m->shares + 1, m->shares, (TE__MAX_SHARES - 1) * sizeof(te_group *));
+    m->shares[0] = group;
 }
 static const te__room te__modules_room = TE__ROOM(&te__modules_slot, NULL, NULL);
 

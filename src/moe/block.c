@@ -125,6 +125,7 @@ static te_module *te__block_experts_create(te_ctx *te, const te__moe_block *b) {
     s->config.name = NULL;
     s->activation = b->activation;
     s->group = b->ep_group;
+    te__module_shares(m, s->group);
     s->ranks = te__group_size(b->ep_group);
     s->local = b->config.n_routed_experts / s->ranks;
     s->linears[TE__EXPERTS_UP][0] = s->proj[0] = b->gate;
@@ -137,6 +138,7 @@ static te_module *te__block_experts_create(te_ctx *te, const te__moe_block *b) {
     }
     te__block_linears(m, b, true);
     te__block_skip(m, s);
+    te__params_on(m, b->config.device); /* it has none, but its reset allocates those of the experts */
     m = te__close_part(m, outer);
     if (m && b->config.device != TE_PARAMS_META) te__reset_tree(m);
     return m;

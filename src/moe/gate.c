@@ -334,6 +334,7 @@ static te_module *te__gate_create(te_ctx *te, const te_moe_config *c, const te_i
     s->maps = maps;
     s->precision = precision;
     s->cp_group = cp_group;
+    te__module_shares(m, cp_group);
     te__params_on(m, c->device);
     te__add_weight(m, "weight", c->dtype, experts, c->dim);
     if (c->router_bias) te__add_weight(m, "bias", c->dtype, experts, 0);

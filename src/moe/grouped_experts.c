@@ -288,6 +288,7 @@ static te_module *te__experts_create(te_ctx *te, const char *who, const te_modul
     s->proj[2] = "down_proj";
     s->way = backend->experts ? backend->experts : te_ctx_is_cuda(te) ? TE_EXPERTS_TORCH_MM : TE_EXPERTS_TORCH;
     s->group = backend->ep_group;
+    te__module_shares(m, s->group);
     s->ranks = ranks;
     s->local = c.n_routed_experts / ranks;
     s->gmm = cls != &te__grouped_experts_class;

@@ -200,6 +200,7 @@ static void te__sdpa_share(te_module *m, te_group *cp, bool windows, te_group *t
     te__sdpa_module *s = m ? (te__sdpa_module *)m->state : NULL;
     if (!s) return;
     s->context = te__context_of(cp, NULL, windows ? TE_CP_ALL_GATHER : TE_CP_P2P);
+    te__module_shares(m, cp);
     if (te__group_size(tp) > 1) s->rng = TE_DIST_RNG;
 }
 /* Returns true if m is an SDPA that computes its class's forward. */
@@ -512,6 +513,8 @@ static te_result te__dpa_share(te_module *m, const char *who, te_group *cp, te_g
                         who, te__cp_name(comm), cp ? "given" : "NULL", p2p ? "given" : "NULL");
     s->context = te__context_of(cp, p2p, comm);
     s->cp_comm_type = comm;
+    te__module_shares(m, cp);
+    te__module_shares(m, p2p);
     return TE_OK;
 }
 

@@ -187,6 +187,7 @@ static te__path *te__path_now(te_ctx *te) {
         te->path = (te__path *)te__try_alloc(te, sizeof(te__path));
         if (te->path) {
             te->path->refs = 1;
+            te->path->root = te->root;
             memcpy(te->path->text, te->module_path, sizeof(te->module_path));
         }
     }
@@ -684,9 +685,17 @@ static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *
     return result;
 }
 
-static te_result te__backward(te_tensor *y, te_tensor *grad) {
+/* Ends a te_backward from y that fails before it plays a node. Other ranks may wait for its collectives. */
+static te_result te__backward_refused(te_tensor *y, te_result result) {
     te_ctx *te = y->te;
-    te__segment *segment;
+    te__segment *segment = y->var ? te__segment_of(te, y->var) : NULL;
+    if (te->tape.plays > 0) return result;
+    te__tell_backward_begins(te, segment ? segment : &te->tape.root, &y, 1);
+    return te__tell_backward_ends(te, NULL, result);
+}
+/* Checks a call of te_backward_from. Sets *segment to where y was made. */
+static te_result te__backward_check(te_tensor *y, te_tensor *grad, te__segment **segment) {
+    te_ctx *te = y->te;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (te->error_code != TE_OK) {
         te__step_fails(te);
@@ -703,13 +712,16 @@ static te_result te__backward(te_tensor *y, te_tensor *grad) {
         return te__fail(te, TE_ERR_DTYPE, "te_backward_from: the tensor is %s, its gradient %s%s; they must be alike",
                         te_dtype_name(y->dtype), grad->form ? "quantized, nominally " : "",
                         te_dtype_name(grad->dtype));
-    segment = y->requires_grad && y->var ? te__segment_of(te, y->var) : NULL;
-    if (!segment)
-        return te__fail(
-            te, TE_ERR_STATE,
-            "te_backward: the tensor does not depend on anything that requires a gradient (was it made inside "
-            "te_no_grad_begin, or in a scope that has ended?)");
-    return te__backward_all(te, segment, &y, &grad, 1);
+    *segment = y->requires_grad && y->var ? te__segment_of(te, y->var) : NULL;
+    if (*segment) return TE_OK;
+    return te__fail(te, TE_ERR_STATE,
+                    "te_backward: the tensor does not depend on anything that requires a gradient (was it made inside "
+                    "te_no_grad_begin, or in a scope that has ended?)");
+}
+static te_result te__backward(te_tensor *y, te_tensor *grad) {
+    te__segment *segment = NULL;
+    const te_result result = te__backward_check(y, grad, &segment);
+    return result == TE_OK ? te__backward_all(y->te, segment, &y, &grad, 1) : te__backward_refused(y, result);
 }
 
 /* te__watch_scopes warns after this many te_backward calls outside of scopes. A call counts only if the number of live
@@ -742,16 +754,18 @@ TE_API te_result te_backward(te_tensor *loss) {
     if (!loss) return TE_ERR_STATE;
     if (loss->te->error_code != TE_OK) {
         te__step_fails(loss->te);
-        return loss->te->error_code;
+        return te__backward_refused(loss, loss->te->error_code);
     }
-    if (te__numel(loss) != 1)
-        return te__fail(loss->te, TE_ERR_SHAPE,
-                        "te_backward: the loss is %s; a tensor of one element is needed (te_mean_all, te_sum_all), or "
-                        "te_backward_from with a gradient",
-                        te__shape_text(loss, text));
+    if (te__numel(loss) != 1) {
+        result = te__fail(loss->te, TE_ERR_SHAPE,
+                          "te_backward: the loss is %s; a tensor of one element is needed (te_mean_all, te_sum_all), "
+                          "or te_backward_from with a gradient",
+                          te__shape_text(loss, text));
+        return te__backward_refused(loss, result);
+    }
     te__frame_begin(loss->te);
     one = te_tensor_full(loss->te, loss->dtype, loss->ndim, loss->shape, 1.0);
-    result = one ? te__backward(loss, one) : te_error_code(loss->te);
+    result = one ? te__backward(loss, one) : te__backward_refused(loss, te_error_code(loss->te));
     te__frame_end(loss->te, NULL, 0);
     te__watch_scopes(loss->te);
     return result;

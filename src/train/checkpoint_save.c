@@ -290,6 +290,7 @@ static te_result te__ckpt_find_groups(te__ckpt_groups *g, te_ctx *te, te_module 
         fine = te__ckpt_meet_group(g, NULL, NULL, opt->params[i].param, TE_ENTRY_PARAMETER) &&
                te__ckpt_add_group(g, te__shard_group(opt->params[i].shard));
     }
+    for (i = 0; i < g->n; i++) te__group_tells_again(g->list[i]);
     return fine ? TE_OK : te_error_code(te);
 }
 static te_result te__ckpt_collect(te__ckpt *c, te_ctx *te, te_module *m, te_optimizer *opt) {

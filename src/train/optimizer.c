@@ -548,9 +548,11 @@ static te_result te__opt_step_with(te_optimizer *opt, const te__opt_scaling *sca
         te__frame_end(te, NULL, 0);
         te__device_leave(te, entered);
     }
+    memset(te->loose, 0, sizeof(te->loose)); /* nothing of the step waits for other ranks any more */
     if (result == TE_OK) {
         te__step_ends(te);
     } else {
+        te__opt_tell(opt, result);
         te__step_fails(te);
         te__rng_back(te, before);
     }

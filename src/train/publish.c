@@ -95,11 +95,15 @@ static te_result te__opt_publish(te_optimizer *opt, const te_tensor *found_inf, 
     opt->told = opt->told || te__opt_sets_told(opt);
     while (result == TE_OK && (set = te__opt_next_set(opt, &at, true)) != NULL)
         result = te__opt_publish_set(opt, set, found != 0.0f, result);
-    at = -1;
-    if (result != TE_OK && !opt->told && (set = te__opt_next_set(opt, &at, false)) != NULL)
-        te__refuse(set->group, TE__ALL_GATHER, result);
-    opt->told = true;
     return result;
+}
+/* Tells the ranks of all slices, and of all parts of parameters, that this rank's step has failed. */
+static void te__opt_tell(te_optimizer *opt, te_result result) {
+    te__shard_set *set;
+    int i, at = -1;
+    for (i = 0; i < opt->num_params; i++)
+        if (opt->params[i].param->split) te__refuse(opt->params[i].param->split->group, TE__BETWEEN, result);
+    while ((set = te__opt_next_set(opt, &at, false)) != NULL) te__refuse(set->group, TE__BETWEEN, result);
 }
 /* Releases gathered parameters before a step, which writes the slices. */
 static te_result te__opt_scatter(te_optimizer *opt) {

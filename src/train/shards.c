@@ -44,6 +44,8 @@ typedef struct te__shard_set {
     int n, cap;
     int64_t bytes;      /* of the block of one rank */
     te_tensor *block;   /* of_parameters: u8 [bytes], this rank's slices */
+    bool coming;        /* te__shards_ask has begun to gather the set, and te__shards_gather has not taken it yet */
+    te__flight flight;  /* coming: the gathering */
     const char *name;   /* of the unit; borrowed */
 } te__shard_set;
 
@@ -87,7 +89,12 @@ static te_tensor *te__shard_memory(const te__shard *s, int part) {
 }
 /* Returns whether the parameters of a set have their values, and not slices alone. */
 static bool te__shards_are_whole(const te__shard_set *set) {
-    return !set->of_parameters || (set->whole && !set->hollow);
+    return !set->of_parameters || set->n == 0 || (set->whole && !set->hollow);
+}
+/* Drops what te__shards_ask has begun. */
+static void te__shards_forget(te__shard_set *set) {
+    if (set->coming) te__flight_drop(&set->flight);
+    set->coming = false;
 }
 /* Returns this rank's slice of a plain parameter, wherever it lies now. */
 static te_tensor *te__shard_value(const te__shard *s) {
@@ -174,6 +181,7 @@ static void te__shards_close(te__shard_set *set) {
         s->set = NULL;
         te__shard_release(te, s);
     }
+    te__shards_forget(set);
     te_tensor_release(set->block);
     te__free(te, set->list);
     te__free(te, set);
@@ -350,6 +358,35 @@ static void te__shard_stamp(te__shard *s) {
     s->written_at = b ? b->written_at : s->param->te->writes;
 }
 
+/* Begins to gather the parameters of a set that te__shards_gather will soon be called for. All ranks must call it. */
+static te_result te__shards_ask(te__shard_set *set) {
+    te_ctx *te = set->te;
+    te_tensor *all;
+    te_result result;
+    if (!set->of_parameters || set->whole || set->coming || set->size == 1 || set->n == 0 || te->warming || te->capture)
+        return TE_OK;
+    result = te__shards_same(set);
+    te__frame_begin(te);
+    all = result == TE_OK ? te__empty_1d(te, TE_U8, set->bytes * set->size) : NULL;
+    if (result == TE_OK && !all) result = te_error_code(te);
+    result = te__flight_begin(&set->flight, set->group, TE__ALL_GATHER, set->block, all, result);
+    te__frame_end(te, NULL, 0);
+    set->coming = result == TE_OK;
+    set->told = result != TE_OK;
+    return result;
+}
+/* Takes what te__shards_ask has begun. `result`: an error of this rank from before. */
+static te_result te__shards_take(te__shard_set *set, te_result result) {
+    te_ctx *te = set->te;
+    te__frame_begin(te);
+    te->tape.no_grad++;
+    if (result == TE_OK) result = te__flight_land(&set->flight);
+    if (result == TE_OK) result = te__shards_unpack(set, set->flight.out);
+    te__shards_forget(set);
+    te->tape.no_grad--;
+    te__frame_end(te, NULL, 0);
+    return result;
+}
 /* Gathers the parameters of a set, if they are sharded. All ranks must call it. */
 static te_result te__shards_gather(te__shard_set *set) {
     te_ctx *te = set->te;
@@ -357,12 +394,12 @@ static te_result te__shards_gather(te__shard_set *set) {
     int i;
     set->told = false;
     if (set->whole && set->hollow && !te->warming) te__shards_drop(set);
-    if (!set->of_parameters || set->whole) return TE_OK;
+    if (!set->of_parameters || set->whole || set->n == 0) return TE_OK;
     if (te->capture)
         return te__refuse_capture(te, "gathering sharded parameters", "use units whose parameters are whole in graphs");
     result = te__shards_same(set);
     if (result == TE_OK) result = te__shards_allocate(set);
-    result = te__shards_spread(set, set->block, result);
+    result = set->coming ? te__shards_take(set, result) : te__shards_spread(set, set->block, result);
     if (result != TE_OK) {
         te__shards_drop(set);
         return result;
@@ -378,6 +415,7 @@ static te_result te__shards_scatter(te__shard_set *set) {
     bool *same;
     te_result result;
     int i, written = 0;
+    te__shards_forget(set);
     if (!set->of_parameters || !set->whole) return TE_OK;
     if (set->hollow) {
         te__shards_drop(set);

@@ -46,7 +46,8 @@ typedef struct shard_case {
     int64_t width, inner;
     bool preserve, checkpoint, keep_gathered, sgd, remainders, main_grads, clip, scale, one_unit, frozen;
     te_dtype moments;
-    float divide;
+    float divide, bucket; /* bucket: MiB; 0: the default */
+    bool no_prefetch;
 } shard_case;
 
 static TE_MAYBE_UNUSED te_module *make_model(te_ctx *te, const shard_case *c) {
@@ -89,6 +90,8 @@ static TE_MAYBE_UNUSED void make_units(rank_state *s, te_module *m, const shard_
                                      .gradient_divide_factor = c->divide,
                                      .shard = shard,
                                      .no_reshard_after_forward = c->keep_gathered,
+                                     .no_prefetch = c->no_prefetch,
+                                     .bucket_cap_mb = c->bucket,
                                      .no_init_sync = true};
     for (int i = 0; i < TB_BLOCKS && !c->one_unit; i++) EXPECT(s, te_fsdp_unit(te_module_child(m, 1 + i), &d) == TE_OK);
     EXPECT(s, (c->one_unit ? te_data_parallel(m, &d) : te_fsdp_unit(m, &d)) == TE_OK);

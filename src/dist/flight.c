@@ -1,0 +1,79 @@
+/* dist/flight.c: collectives that run beside the context's own work, on a second stream. This file must not depend on
+ * modules, or on when a collective is begun.
+ *
+ * A flight begins after all work that the context has queued so far. Work that is queued later runs beside it, until
+ * te__flight_land makes the context's stream wait for it. Between the two the flight keeps its tensors, and nobody may
+ * write them, or read those that the collective writes. A group that cannot queue its collectives on another stream
+ * runs them when they begin: threads, and a program's own groups. */
+
+typedef struct te__flight {
+    te_tensor *x, *out; /* references; out is NULL for te_all_reduce, which writes x */
+    te__event *end;     /* behind the collective; NULL: it has run, or is queued on the context's own stream */
+} te__flight;
+
+/* Returns whether collectives of the group may run on a second stream. */
+static bool te__group_forks(const te_group *group) {
+    return !te__is_alone(group) && group->queue_on;
+}
+/* Makes the second stream of a group wait for the context's own one. */
+static te_result te__flight_fork(te_group *group, te__flight *f) {
+    te_ctx *te = group->te;
+    te__event *fork;
+    te_result result;
+    if (!group->side) group->side = te__stream_open(te);
+    if (!group->side) return te_error_code(te);
+    f->end = te__event_create(te);
+    fork = f->end ? te__event_create(te) : NULL;
+    result = fork ? te__stream_fork(group->side, fork) : te_error_code(te);
+    te__event_release(fork);
+    return result;
+}
+static te_result te__flight_run(te_group *group, te__collective kind, te__flight *f) {
+    switch (kind) {
+    case TE__ALL_REDUCE: return te_all_reduce(group, f->x, TE_REDUCE_SUM);
+    case TE__REDUCE_SCATTER: return te_reduce_scatter(group, f->x, f->out);
+    default: return te_all_gather(group, f->x, f->out);
+    }
+}
+
+/* Makes later work of the context wait for the flight. */
+static te_result te__flight_land(te__flight *f) {
+    te_result result = f->end ? te__stream_join(f->end) : TE_OK;
+    te__event_release(f->end);
+    f->end = NULL;
+    return result;
+}
+/* Drops a flight, landed or not. */
+static void te__flight_drop(te__flight *f) {
+    te__flight_land(f);
+    te_tensor_release(f->x);
+    te_tensor_release(f->out);
+    memset(f, 0, sizeof(*f));
+}
+/* Begins te_all_reduce (a sum; out is NULL), te_reduce_scatter or te_all_gather. `f` is empty. On failure it stays so.
+ * `result`: an error of this rank from before, which it tells the others. */
+static te_result te__flight_begin(te__flight *f, te_group *group, te__collective kind, te_tensor *x, te_tensor *out,
+                                  te_result result) {
+    const bool forks = result == TE_OK && te__group_forks(group);
+    memset(f, 0, sizeof(*f));
+    if (forks) result = te__flight_fork(group, f);
+    if (result != TE_OK) {
+        te__event_release(f->end);
+        f->end = NULL;
+        return te__refuse(group, kind, result);
+    }
+    f->x = te_tensor_retain(x);
+    f->out = te_tensor_retain(out);
+    if (forks) group->queue_on(group->is.user, group->side);
+    result = te__flight_run(group, kind, f);
+    if (forks) {
+        te_result marked = te__stream_mark(group->side, f->end);
+        group->queue_on(group->is.user, NULL);
+        if (result == TE_OK) result = marked;
+    } else if (f->out) { /* the collective has read x, as far as the context's stream goes */
+        te_tensor_release(f->x);
+        f->x = NULL;
+    }
+    if (result != TE_OK) te__flight_drop(f);
+    return result;
+}

@@ -1,0 +1,512 @@
+/* lm/units.c: opens and writes the weights of a model folder unit by unit, for ranks that each keep a slice of every
+ * parameter. No rank holds more than its slices and one unit. This file must not depend on what a model computes.
+ *
+ * Opening: a rank reads its slices from the files. Weights that are stored quantized, that tensor-parallel ranks
+ * divide, or that the files have transposed, are needed whole: each rank reads a part of the bytes, and the ranks
+ * gather them.
+ *
+ * Writing: the ranks share the files' tensors. Each writes one file, in the order in which units are gathered; all
+ * write at once. Nothing is replaced before all files are written, and the index comes last. */
+
+/* ---- reading ---- */
+
+/* Fills *g with the group of parameter `name` of m, wherever in the group the parameter stands. Returns its place. */
+static int te__hf_group_of(const te__lm_rule *names, te_module *m, const char *name, te__lm_group *g) {
+    char first[TE__LM_NAME];
+    const int place = te__lm_group_of(names, m, name, g);
+    if (place > 0 && te__lm_member(g, TE__LM_MODEL, 0, first)) te__lm_group_of(names, m, first, g);
+    return place;
+}
+/* Reads elements of the file tensors of a group, which lie behind each other, from number `from` on into dst, a vector,
+ * and casts them to its format. */
+static te_result te__hf_read_range(te__hf_folder *f, const te__lm_group *g, int64_t from, te_tensor *dst) {
+    const int64_t end = from + te__numel(dst);
+    te_result result = TE_OK;
+    int64_t at = 0;
+    int i;
+    for (i = 0; i < g->count[TE__LM_FILE] && result == TE_OK && at < end; i++) {
+        char name[TE__LM_NAME];
+        const te_safetensors_entry *e;
+        int64_t numel, first, last, size;
+        te_tensor *part, *into;
+        int shard;
+        te__lm_member(g, TE__LM_FILE, i, name);
+        e = te__hf_find(f, name, &shard);
+        size = te__dtype_size(e->dtype);
+        numel = (int64_t)e->bytes / size;
+        first = te__max(from, at) - at;
+        last = te__min(end, at + numel) - at;
+        if (first < last) {
+            part = te__alias_1d(dst, (at + first - from) * te__dtype_size(dst->dtype), dst->dtype, last - first);
+            into = part && e->dtype != dst->dtype ? te__empty_1d(f->te, e->dtype, last - first) : part;
+            if (!into) return te_error_code(f->te);
+            te__touch(into);
+            result = te__st_load_part(f->shards[shard].file, (const te__st_entry *)(const void *)e,
+                                      (uint64_t)(first * size), into, 0, (uint64_t)((last - first) * size));
+            if (result == TE_OK && into != part) result = te_tensor_copy(part, into);
+        }
+        at += numel;
+    }
+    return result;
+}
+/* Reads a tensor of the files. Each rank of the group reads a part of it. */
+static te_tensor *te__hf_read_shared(te__hf_folder *f, te_group *group, const char *name) {
+    const int64_t size = te__group_size(group), rank = te__group_rank(group);
+    int shard;
+    const te_safetensors_entry *e = te__hf_find(f, name, &shard);
+    const int64_t bytes = (int64_t)e->bytes, chunk = te__round_up(te__div_up(bytes, size), 16),
+                  first = te__min(bytes, rank * chunk), last = te__min(bytes, first + chunk);
+    te_tensor *own, *all;
+    if (size == 1) return te_safetensors_read(f->shards[shard].file, name);
+    own = te__empty_1d(f->te, TE_U8, chunk);
+    all = own ? te__empty_1d(f->te, TE_U8, size * chunk) : NULL;
+    if (!all) return NULL;
+    te__touch(own);
+    if (te__st_load_part(f->shards[shard].file, (const te__st_entry *)(const void *)e, (uint64_t)first, own, 0,
+                         (uint64_t)(last - first)) != TE_OK ||
+        te__all_gather(group, own, all) != TE_OK)
+        return NULL;
+    return te__alias_as(all, 0, e->dtype, e->ndim, e->shape);
+}
+
+typedef struct te__hf_unit {
+    te__hf_folder *f;
+    te_module *module;
+    te_group *group;
+    bool slices; /* parameters are sharded */
+} te__hf_unit;
+/* Returns whether a parameter can be read by slices: the files have its elements in its own order, and as numbers. */
+static bool te__hf_by_slices(const te__hf_unit *u, const te_tensor *x, const te__lm_group *g) {
+    return u->slices && !x->quantized && !te__lm_split(x) && !g->rule->transposed;
+}
+/* Returns whether m belongs to the unit of u->module, which is made already, or is about to be made: after the units
+ * below it. */
+static bool te__hf_in_unit(const te__hf_unit *u, const te_module *m) {
+    for (; m && m != u->module; m = m->parent)
+        if (te_module_attribute(m, "te.unit", NULL)) return false;
+    return m != NULL;
+}
+/* A visitor: reads the groups of the unit that are needed whole. */
+static bool te__hf_load_whole(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    const te__hf_unit *u = (const te__hf_unit *)user;
+    te_ctx *te = m->te;
+    te_tensor **parts;
+    te__lm_group g;
+    char name[TE__LM_NAME];
+    bool fine;
+    int i, n;
+    if (kind != TE_ENTRY_PARAMETER || !te__hf_in_unit(u, m) ||
+        te__lm_group_of(u->f->names, u->f->model, path, &g) > 0 || te__hf_by_slices(u, x, &g))
+        return true;
+    n = g.count[TE__LM_FILE];
+    parts = (te_tensor **)te__alloc_zero(te, (size_t)n * sizeof(te_tensor *));
+    fine = parts != NULL;
+    te__frame_begin(te);
+    for (i = 0; i < n && fine; i++) {
+        te__lm_member(&g, TE__LM_FILE, i, name);
+        parts[i] = te__hf_read_shared(u->f, u->group, name);
+        fine = parts[i] != NULL;
+    }
+    if (fine) fine = te__lm_take_in(&g, u->f->model, parts) == TE_OK;
+    te__frame_end(te, NULL, 0);
+    te__free(te, parts);
+    return fine;
+}
+/* A visitor: reads this rank's slices of the other parameters of the unit. */
+static bool te__hf_load_slice(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    const te__hf_unit *u = (const te__hf_unit *)user;
+    te__shard *s = x->shard;
+    te_ctx *te = m->te;
+    te__lm_group g;
+    te_tensor *to;
+    int64_t before = 0;
+    bool fine;
+    int i, place;
+    if (kind != TE_ENTRY_PARAMETER || !s || !te__hf_in_unit(u, m)) return true;
+    place = te__hf_group_of(u->f->names, u->f->model, path, &g);
+    if (!te__hf_by_slices(u, x, &g) || s->length == 0) return true;
+    for (i = 0; i < place; i++) before += te__numel(te__lm_model_tensor(&g, u->f->model, i));
+    te__frame_begin(te);
+    to = te__shard_value(s);
+    fine = to && te__hf_read_range(u->f, &g, before + s->start, to) == TE_OK;
+    te__frame_end(te, NULL, 0);
+    s->version++;
+    s->written_at = ++te->writes;
+    return fine;
+}
+/* Gives the modules of a unit memory, except those of units below it. */
+static te_result te__hf_reset_unit(te_module *m) {
+    te_result result = te__reset_own(m);
+    int i;
+    for (i = 0; i < m->num_children && result == TE_OK; i++)
+        if (!te_module_attribute(m->children[i], "te.unit", NULL)) result = te__hf_reset_unit(m->children[i]);
+    return result;
+}
+
+#ifndef TE_NO_DIST
+static bool te__hf_load_unit(te__hf_folder *f, te_module *m, const te_data_parallel_desc *desc) {
+    te__hf_unit u;
+    u.f = f;
+    u.module = m;
+    u.group = desc->group;
+    u.slices = desc->shard == TE_SHARD_PARAMETERS;
+    return te__reset_by(m, te__hf_reset_unit, "te_hf_open") == TE_OK &&
+           te_module_visit_tensors(f->model, te__hf_load_whole, &u) && te_fsdp_unit(m, desc) == TE_OK &&
+           (!u.slices || te_module_visit_tensors(f->model, te__hf_load_slice, &u));
+}
+/* Checks whether ranks can share a model in the ways of `d` and have these units of it. A unit of a layer would take
+ * experts of several ranks for the same parameters. */
+static bool te__hf_units_go(te__hf_folder *f, const te_causal_lm_desc *d, const te_data_parallel_desc *desc) {
+    const int experts = te__group_size(d->ep_group);
+    return experts == 1 ||
+           te__not_ok(f->te, TE_ERR_UNSUPPORTED,
+                      "te_hf_open: units are given, shared by %d ranks, and dist->expert, whose %d ranks have experts "
+                      "of their own; leave units out, and make units of experts over dist->expert_data after opening",
+                      te__group_size(desc->group), experts);
+}
+/* Makes a unit of each layer, and one of the rest, and reads their weights. */
+static bool te__hf_load_units(te__hf_folder *f, const te_data_parallel_desc *desc) {
+    te_module *layers = te_module_find(f->model, "model.layers");
+    bool fine = te__group_allowed(f->te, desc->group, "te_hf_open", "units->group") == TE_OK;
+    int i;
+    for (i = 0; i < te_module_num_children(layers) && fine; i++)
+        fine = te__hf_load_unit(f, te_module_child(layers, i), desc);
+    return fine && te__hf_load_unit(f, f->model, desc);
+}
+/* Returns whether all ranks of the units have opened the folder. */
+static bool te__hf_units_agree(te__hf_folder *f, const te_data_parallel_desc *desc, bool fine) {
+    return te__ckpt_agree(desc->group, f->te, fine ? TE_OK : te_error_code(f->te)) == TE_OK;
+}
+/* Tells the ranks of the units that this rank cannot open the folder. `again`: for an error from before. */
+static void te__hf_units_fail(te_ctx *te, const te_data_parallel_desc *desc, bool again) {
+    if (!desc->group || desc->group->te != te) return;
+    if (again) te__group_tells_again(desc->group);
+    te__refuse(desc->group, TE__BETWEEN, te_error_code(te));
+}
+/* Tells the ranks of all groups that the model uses that this rank cannot save it. */
+static void te__hf_tell(te_module *model, te_result code) { te__tell_model(model->te, model, code); }
+#else
+static bool te__hf_units_go(te__hf_folder *f, const te_causal_lm_desc *d, const struct te_data_parallel_desc *desc) {
+    (void)f, (void)d, (void)desc;
+    return true;
+}
+static void te__hf_tell(te_module *model, te_result code) { (void)model, (void)code; }
+static bool te__hf_load_units(te__hf_folder *f, const struct te_data_parallel_desc *desc) {
+    (void)desc, (void)te__hf_load_whole, (void)te__hf_load_slice, (void)te__hf_reset_unit;
+    return te__not_ok(f->te, TE_ERR_UNSUPPORTED,
+                      "te_hf_open: units are given, and te.h was compiled with TE_NO_DIST; compile it without");
+}
+static bool te__hf_units_agree(te__hf_folder *f, const struct te_data_parallel_desc *desc, bool fine) {
+    (void)f, (void)desc;
+    return fine;
+}
+static void te__hf_units_fail(te_ctx *te, const struct te_data_parallel_desc *desc, bool again) {
+    (void)te, (void)desc, (void)again;
+}
+#endif
+
+/* ---- writing ---- */
+
+static const te_metadata te__hf_format[1] = {{"format", "pt"}}; /* transformers refuses a file without this entry */
+
+/* How ranks share the parameters of a model. */
+typedef struct te__hf_sharing {
+    te_ctx *te;
+    bool sharded;    /* units are sharded, and each rank writes a file; else rank 0 writes */
+    te_group *group; /* the ranks that save together: those of the units, or of te_hf_desc.dist; NULL: this one alone */
+    int rank, size;
+} te__hf_sharing;
+/* A visitor: returns false at a parameter that is in slices alone. */
+static bool te__hf_is_gathered(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)user, (void)m, (void)path, (void)kind;
+    return !x->shard || !x->shard->set || te__shards_are_whole(x->shard->set);
+}
+static void te__hf_save_with(te__hf_sharing *h, te_group *group) {
+    h->group = group;
+    h->rank = te__group_rank(group);
+    h->size = te__group_size(group);
+}
+static bool te__hf_meet_shard(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__hf_sharing *h = (te__hf_sharing *)user;
+    te_group *group = x->shard && x->shard->set ? x->shard->set->group : NULL;
+    (void)m, (void)kind;
+    if (!x->shard || !x->shard->set || !x->shard->set->of_parameters) return true;
+    if (h->sharded && h->group != group)
+        return te__not_ok(h->te, TE_ERR_UNSUPPORTED,
+                          "te_hf_save: parameter \"%.120s\" is shared by another group (%d ranks) than those before it "
+                          "(%d)",
+                          path, te__group_size(group), te__group_size(h->group));
+    h->sharded = true;
+    te__hf_save_with(h, group);
+    return true;
+}
+/* Finds out who saves a model together. Fails on all ranks, or on none. */
+static te_result te__hf_shared(te_module *model, te__hf_sharing *h) {
+    te_group *world = model->cls == &te__causal_lm_class ? ((const te__causal_lm *)model->state)->world : NULL;
+    memset(h, 0, sizeof(*h));
+    h->te = model->te;
+    h->size = 1;
+    if ((!world || !te_module_visit_tensors(model, te__hf_is_gathered, NULL)) &&
+        !te_module_visit_tensors(model, te__hf_meet_shard, h))
+        return te_error_code(model->te);
+    if (h->sharded && world && h->size != te__group_size(world))
+        return te__fail(h->te, TE_ERR_UNSUPPORTED,
+                        "te_hf_save: units are sharded over %d ranks, and %d ranks share the model (te_hf_desc.dist); "
+                        "te_fsdp_unshard it before, so that rank 0 writes it",
+                        h->size, te__group_size(world));
+    if (!h->sharded) te__hf_save_with(h, world);
+    te__group_tells_again(h->group);
+    return TE_OK;
+}
+
+enum { TE__HF_MAX_OPEN = 16 };
+/* A group of file tensors of one shape, which one rank writes. */
+typedef struct te__hf_piece {
+    te__lm_group g;
+    int owner, type; /* type: index in te__st_dtypes */
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+    uint64_t bytes; /* of one tensor */
+} te__hf_piece;
+typedef struct te__hf_set {
+    te_ctx *te;
+    te_module *model;
+    const te__hf_sharing *sharing;
+    const te__lm_rule *names;
+    te__hf_piece *piece;
+    int num_pieces, cap_pieces;
+    uint64_t *load; /* [ranks] bytes so far */
+    te__st_part *part; /* of this rank's file, in its order; the names are owned */
+    int num_parts, cap_parts;
+    te__shard_set *open[TE__HF_MAX_OPEN]; /* gathered, and to be released */
+    int num_open;
+} te__hf_set;
+/* A visitor of parameters: lists the groups, and gives each to the rank with the fewest bytes. */
+static bool te__hf_list_piece(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__hf_set *w = (te__hf_set *)user;
+    te__hf_piece *p;
+    te__lm_group g;
+    int r, place;
+    if (kind != TE_ENTRY_PARAMETER) return true;
+    place = te__lm_group_of(w->names, w->model, path, &g);
+    if (!te__lm_is_complete(&g, w->model)) return false;
+    if (place > 0) return true;
+    if (!te__grow(m->te, (void **)&w->piece, &w->cap_pieces, w->num_pieces, sizeof(te__hf_piece))) return false;
+    p = &w->piece[w->num_pieces++];
+    memset(p, 0, sizeof(*p));
+    p->g = g;
+    p->ndim = te__lm_file_shape(&g, w->model, p->shape);
+    while (te__st_dtypes[p->type].dtype != x->dtype) p->type++;
+    p->bytes = te__shape_bytes(x->dtype, p->ndim, p->shape);
+    for (r = 1; r < w->sharing->size; r++)
+        if (w->load[r] < w->load[p->owner]) p->owner = r;
+    w->load[p->owner] += p->bytes * (uint64_t)g.count[TE__LM_FILE];
+    return true;
+}
+static te__st_part *te__hf_add_part(te__hf_set *w) {
+    if (!te__grow(w->te, (void **)&w->part, &w->cap_parts, w->num_parts, sizeof(te__st_part))) return NULL;
+    memset(&w->part[w->num_parts], 0, sizeof(te__st_part));
+    return &w->part[w->num_parts++];
+}
+/* Lists the tensors of this rank's file: those of wide formats first, so that each is aligned. Rank 0 has what the
+ * opened folder had beside the model. */
+static te_result te__hf_list_parts(te__hf_set *w, int bits) {
+    const te__causal_lm *s = (const te__causal_lm *)w->model->state;
+    char name[TE__LM_NAME];
+    te__st_part *x;
+    int i, k;
+    for (i = 0; i < w->num_pieces; i++) {
+        const te__hf_piece *p = &w->piece[i];
+        if (p->owner != w->sharing->rank || te__st_dtypes[p->type].bits != bits) continue;
+        for (k = 0; k < p->g.count[TE__LM_FILE]; k++) {
+            x = te__hf_add_part(w);
+            if (!x) return te_error_code(w->te);
+            te__lm_member(&p->g, TE__LM_FILE, k, name);
+            x->name = te__copy_string(w->te, name);
+            if (!x->name) return te_error_code(w->te);
+            x->type = &te__st_dtypes[p->type];
+            x->ndim = p->ndim;
+            memcpy(x->shape, p->shape, sizeof(x->shape));
+            x->bytes = p->bytes;
+        }
+    }
+    for (i = 0; i < s->num_kept && w->sharing->rank == 0; i++) {
+        if (s->kept[i].type->bits != bits) continue;
+        x = te__hf_add_part(w);
+        if (!x) return te_error_code(w->te);
+        *x = s->kept[i];
+        x->name = te__copy_string(w->te, s->kept[i].name);
+        if (!x->name) return te_error_code(w->te);
+    }
+    return TE_OK;
+}
+
+/* Returns whether a group has a parameter of a set. */
+static bool te__hf_needs(const te__hf_set *w, const te__hf_piece *p, const te__shard_set *set) {
+    int i;
+    for (i = 0; i < p->g.count[TE__LM_MODEL]; i++) {
+        const te__shard *s = te__lm_model_tensor(&p->g, w->model, i)->shard;
+        if (s && s->set == set) return true;
+    }
+    return false;
+}
+/* Releases the sets that te__hf_gather has gathered, except those that p needs. p NULL: all. */
+static te_result te__hf_release(te__hf_set *w, const te__hf_piece *p, te_result result) {
+    int i, kept = 0;
+    for (i = 0; i < w->num_open; i++) {
+        if (p && te__hf_needs(w, p, w->open[i])) {
+            w->open[kept++] = w->open[i];
+        } else {
+            const te_result released = te__shards_scatter(w->open[i]);
+            if (result == TE_OK) result = released;
+        }
+    }
+    w->num_open = kept;
+    return result;
+}
+/* Gathers the parameters of a group. */
+static te_result te__hf_gather(te__hf_set *w, const te__hf_piece *p) {
+    te_result result = te__hf_release(w, p, TE_OK);
+    int i;
+    for (i = 0; i < p->g.count[TE__LM_MODEL] && result == TE_OK; i++) {
+        te__shard *s = te__lm_model_tensor(&p->g, w->model, i)->shard;
+        if (!s || !s->set || !s->set->of_parameters || s->set->whole) continue;
+        if (w->num_open == TE__HF_MAX_OPEN)
+            return te__fail(w->te, TE_ERR_UNSUPPORTED,
+                            "te_hf_save: a tensor of the files has parameters of more than %d units",
+                            (int)TE__HF_MAX_OPEN);
+        w->open[w->num_open++] = s->set;
+        result = te__shards_gather(s->set);
+    }
+    return result;
+}
+/* Writes the file tensors of a group, which is whole now. */
+static te_result te__hf_store(te__hf_set *w, const te__hf_piece *p, te__file_out *out, void *staging) {
+    const int n = p->g.count[TE__LM_FILE];
+    te_tensor **parts = (te_tensor **)te__alloc_zero(w->te, (size_t)n * sizeof(te_tensor *));
+    te_result result = parts ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    int i;
+    te__frame_begin(w->te);
+    if (parts) result = te__lm_put_out(&p->g, w->model, parts);
+    for (i = 0; i < n && result == TE_OK; i++) result = te__st_store(w->te, out, parts[i], staging);
+    te__frame_end(w->te, NULL, 0);
+    te__free(w->te, parts);
+    return result;
+}
+/* Writes this rank's file, up to its commit. All ranks gather all groups, in one order. */
+static te_result te__hf_write_file(te__hf_set *w, te__file_out *out, te__text *why, const te__text *header) {
+    const te__causal_lm *s = (const te__causal_lm *)w->model->state;
+    void *staging = te__alloc(w->te, TE__ST_CHUNK);
+    te_result result = staging ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    unsigned char raw[8];
+    int i, bits;
+    for (i = 0; i < 8; i++) raw[i] = (unsigned char)((uint64_t)header->n >> (8 * i));
+    te__file_out_write(out, raw, 8);
+    te__file_out_write(out, header->s, header->n);
+    for (bits = 64; bits > 0 && result == TE_OK; bits /= 2) {
+        for (i = 0; i < w->num_pieces && result == TE_OK; i++) {
+            const te__hf_piece *p = &w->piece[i];
+            if (te__st_dtypes[p->type].bits != bits) continue;
+            result = te__hf_gather(w, p);
+            if (result == TE_OK && p->owner == w->sharing->rank) result = te__hf_store(w, p, out, staging);
+            if (result == TE_OK && out->failed) result = te__fail(w->te, TE_ERR_IO, "%s", te__text_str(why));
+        }
+        for (i = 0; i < s->num_kept && w->sharing->rank == 0 && result == TE_OK; i++)
+            if (s->kept[i].type->bits == bits) te__file_out_write(out, s->kept[i].data, (size_t)s->kept[i].bytes);
+    }
+    te__free(w->te, staging);
+    return te__hf_release(w, NULL, result);
+}
+
+/* Writes the name of a rank's file. */
+static void te__hf_file_name(const te__hf_sharing *h, int rank, char name[64]) {
+    if (h->size == 1) snprintf(name, 64, "model.safetensors");
+    else snprintf(name, 64, "model-%05d-of-%05d.safetensors", rank + 1, h->size);
+}
+/* Writes the index of all ranks' files, and removes a model.safetensors of before, which transformers would prefer. */
+static te_result te__hf_write_index(const te__hf_set *w, const char *folder) {
+    const te__causal_lm *s = (const te__causal_lm *)w->model->state;
+    te__text text = TE_ZERO, path = TE_ZERO, why = TE_ZERO;
+    te_result result = TE_OK;
+    char name[TE__LM_NAME], file[64];
+    uint64_t total = 0;
+    int i, k, n = 0;
+    for (i = 0; i < w->sharing->size; i++) total += w->load[i];
+    for (i = 0; i < s->num_kept; i++) total += s->kept[i].bytes;
+    text.memory = why.memory = &w->te->host_allocator;
+    te__text_printf(&text, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {",
+                    (unsigned long long)total);
+    for (i = 0; i < w->num_pieces + s->num_kept; i++) {
+        const te__hf_piece *p = i < w->num_pieces ? &w->piece[i] : NULL;
+        te__hf_file_name(w->sharing, p ? p->owner : 0, file);
+        for (k = 0; k < (p ? p->g.count[TE__LM_FILE] : 1); k++) {
+            if (p) te__lm_member(&p->g, TE__LM_FILE, k, name);
+            te__text_put(&text, n++ ? ",\n    " : "\n    ");
+            te__json_put_string(&text, p ? name : s->kept[i - w->num_pieces].name);
+            te__text_printf(&text, ": \"%s\"", file);
+        }
+    }
+    te__text_put(&text, "\n  }\n}\n");
+    if (text.oom) result = te__fail(w->te, TE_ERR_OUT_OF_MEMORY, "te_hf_save: the index: %s", te__no_memory_text);
+    if (result == TE_OK && !te__hf_join(&path, w->te, folder, "model.safetensors.index.json"))
+        result = te_error_code(w->te);
+    if (result == TE_OK && !te__file_write_atomic(path.s, text.s, text.n, &why))
+        result = te__fail(w->te, TE_ERR_IO, "%s", te__text_str(&why));
+    if (result == TE_OK && !te__hf_join(&path, w->te, folder, "model.safetensors")) result = te_error_code(w->te);
+    if (result == TE_OK && te__file_exists(path.s) && !te__file_remove(path.s, &why))
+        result = te__fail(w->te, TE_ERR_IO, "%s", te__text_str(&why));
+    te__text_free(&text);
+    te__text_free(&path);
+    te__text_free(&why);
+    return result;
+}
+static void te__hf_set_free(te__hf_set *w) {
+    int i;
+    for (i = 0; i < w->num_parts; i++) te__free(w->te, (char *)(uintptr_t)w->part[i].name);
+    te__free(w->te, w->part);
+    te__free(w->te, w->piece);
+    te__free(w->te, w->load);
+}
+/* Writes the weights of a model whose parameters are sharded. All ranks must call it. `result`: an error of this rank
+ * from before. Without an error, all ranks have succeeded. */
+static te_result te__hf_write_units(te_module *model, const char *folder, const te__hf_sharing *h, te_result result) {
+    te_ctx *te = model->te;
+    te__hf_set w = TE_ZERO;
+    te__text path = TE_ZERO, header = TE_ZERO, why = TE_ZERO;
+    te__file_out out;
+    bool begun = false;
+    char name[64];
+    int bits;
+    result = te__ckpt_agree(h->group, te, result); /* before the first gathering */
+    if (result != TE_OK) return result;
+    w.te = te;
+    w.model = model;
+    w.sharing = h;
+    w.names = ((const te__causal_lm *)model->state)->names;
+    w.load = (uint64_t *)te__alloc_zero(te, (size_t)h->size * sizeof(uint64_t));
+    if (!w.load) result = TE_ERR_OUT_OF_MEMORY;
+    if (result == TE_OK && !te_module_visit_tensors(model, te__hf_list_piece, &w)) result = te_error_code(te);
+    for (bits = 64; bits > 0 && result == TE_OK; bits /= 2) result = te__hf_list_parts(&w, bits);
+    header.memory = &te->host_allocator;
+    if (result == TE_OK) te__st_put_header(&header, w.part, w.num_parts, te__hf_format, 1);
+    if (header.oom) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "te_hf_save: the header: %s", te__no_memory_text);
+    te__hf_file_name(h, h->rank, name);
+    if (result == TE_OK && !te__hf_join(&path, te, folder, name)) result = te_error_code(te);
+    result = te__ckpt_agree(h->group, te, result);
+    if (result == TE_OK) {
+        begun = true;
+        te__file_out_begin(&out, path.s, &why);
+        result = te__hf_write_file(&w, &out, &why, &header);
+        if (result == TE_OK && out.failed) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+        result = te__ckpt_agree(h->group, te, result);
+    }
+    if (begun && result != TE_OK) te__file_out_abort(&out);
+    else if (begun && !te__file_out_commit(&out)) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+    if (begun && result == TE_OK && h->size > 1 && h->rank == 0) result = te__hf_write_index(&w, folder);
+    if (begun) result = te__ckpt_agree(h->group, te, result);
+    te__hf_set_free(&w);
+    te__text_free(&path);
+    te__text_free(&header);
+    te__text_free(&why);
+    return result;
+}

@@ -97,6 +97,8 @@ static void read_options(int argc, char **argv) {
     if (!opt.train && (opt.out || opt.resume)) die("%s is of --train, not of --ids", opt.out ? "--out" : "--resume");
     if (!opt.train && (opt.sequences || layout.cp > 1 || layout.shard)) die("%s is of --train, not of --ids", opt.sequences ? "--sequences" : layout.shard ? "--shard" : "--cp");
     if (layout.shard && (layout.tp > 1 || layout.ep > 1)) die("--shard with %s: a checkpoint of both is not there yet; --shard goes with --dp and --cp", layout.tp > 1 ? "--tp" : "--ep");
+    if (opt.grads && (layout.tp > 1 || layout.ep > 1)) die("--grads with %s: each rank has parts of its own; run it on one rank", layout.tp > 1 ? "--tp" : "--ep");
+    if (opt.train && opt.quantized_weights && layout.tp > 1) die("--quantized-weights with --tp: the parts cannot be put together in a file; leave one of them out");
     if (opt.generate && (opt.logits || opt.grads)) die("%s is of a loss, and --generate computes none", opt.logits ? "--logits" : "--grads");
     if ((opt.no_cache || opt.batch != 1) && !opt.generate) die("%s is of --generate", opt.no_cache ? "--no-cache" : "--batch");
     if (opt.batch < 1) die("--batch %d: at least one sequence is continued at a time", opt.batch);
@@ -286,7 +288,7 @@ static void evaluate(sequences *s) {
     printf("loss %.9g\n", sum);
     te_scope_begin(te);
     if (opt.grads) te_module_visit_tensors(model, add_grad, &grads), write_list(&grads, opt.grads);
-    if (opt.logits) write_list(&logits, opt.logits);
+    if (opt.logits && dist.rank == 0) write_list(&logits, opt.logits);
     te_scope_end(te);
 }
 
@@ -337,8 +339,8 @@ static void generate(sequence *s, int count) {
             te_graph_destroy(graph);
             graph = NULL;
             ran = 0;
-        } else if (!ran || s->n > longest_captured()) {
-            step(id, cache, id);
+        } else if (!ran || s->n > longest_captured() || dist.expert || (dist.tensor && !te_ctx_is_cuda(te))) {
+            step(id, cache, id); /* experts of ranks wait for the host; ranks on the CPU do not capture */
             ran = 1; /* kernels are compiled, which a capture cannot do */
         } else {
             if (!graph) {

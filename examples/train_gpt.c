@@ -6,7 +6,8 @@
  * OUT gets loss.csv, loss.svg and the checkpoints model.safetensors (low precision) and bf16.safetensors, each with optimizer and
  * scaling state; with --inspect also inspect.csv and inspect.svg, what quantization did to every operand of every product.
  * After Ctrl-C or a crash, --resume with the same options goes on to the same losses, bit for bit; with more --steps it goes on after the end.
- * Under torchrun, mpirun or srun several ranks train it together (ranks.h); --resume goes on in another layout as well. */
+ * Under torchrun, mpirun or srun several ranks train it together (ranks.h); --resume goes on in another layout as well. Losses
+ * then differ in their last digits, and with --recipe delayed in the same layout, too: its amaxes are the first rank's. */
 #define _POSIX_C_SOURCE 200809L
 #define TE_IMPLEMENTATION
 #include "te.h"
@@ -377,6 +378,7 @@ int main(int argc, char **argv) {
             "The tenth block begins at 36 KiB: give it a longer text",
             train.size + valid.size, valid.size, train.size, opt.seq, opt.seq + 1);
     layout = (struct layout){opt.tp, opt.cp, opt.ep, opt.dp, layout.shard};
+    if (layout.shard && (layout.tp > 1 || layout.ep > 1)) die("--shard with %s: a checkpoint of both is not there yet; --shard goes with --dp and --cp", layout.tp > 1 ? "--tp" : "--ep");
     join_ranks(te), check();
     if (dist.rank > 0 && !freopen("/dev/null", "w", stdout)) die("cannot write to /dev/null"); /* one rank tells of all */
     if (opt.batch % dist.data_size || opt.seq % chunks_of_sequence())

@@ -10,6 +10,13 @@
 
 enum { TE__NCCL_MARKS = 16 };
 
+/* A communicator that a thread ends. The thread may outlive the group and the context, so this is not their memory. */
+typedef struct te__nccl_end_of {
+    te__nccl_comm *comm;
+    bool peace;   /* it is destroyed, not aborted */
+    int64_t over; /* atomic: NCCL has ended it */
+} te__nccl_end_of;
+
 typedef struct te__nccl_rank {
     te_ctx *te;
     const char *name; /* borrowed from the te_group */
@@ -24,10 +31,8 @@ typedef struct te__nccl_rank {
     te__mutex mutex;
     te__nccl_comm *comm;   /* NULL: not made yet, or ended */
     bool ended;            /* the watcher, or te_group_destroy, has taken `comm` away to end it */
-    te__nccl_comm *ending; /* what the thread `ender` ends; NULL: there is no such thread */
+    te__nccl_end_of *ending; /* the work of the thread `ender`; NULL: there is no such thread */
     te__thread ender;
-    bool peace;   /* it is destroyed, not aborted */
-    int64_t over; /* atomic: NCCL has ended it */
     te__nccl_comm *born; /* NCCL writes a part's communicator here, perhaps until the group's own has been ended */
     /* Events after the collectives that perhaps have not passed yet: event[(first + i) % TE__NCCL_MARKS]. */
     void *event[TE__NCCL_MARKS];
@@ -54,29 +59,33 @@ static te_result te__nccl_fail(te__nccl_rank *me, te_result code, const char *wh
 }
 
 static void te__nccl_end_now(void *user) {
-    te__nccl_rank *me = (te__nccl_rank *)user;
-    if (me->peace) te__nccl.CommDestroy(me->ending);
-    else te__nccl.CommAbort(me->ending);
-    te__atomic_store(&me->over, 1);
+    te__nccl_end_of *end = (te__nccl_end_of *)user;
+    if (end->peace) te__nccl.CommDestroy(end->comm);
+    else te__nccl.CommAbort(end->comm);
+    te__atomic_store(&end->over, 1);
 }
 
 /* Ends the communicator, once. NCCL returns only when the graphs that have collectives of it are destroyed, and when
  * the other ranks have ended theirs or are gone. Neither the context's thread, which destroys graphs, nor the watcher,
  * which has other groups to end, may wait for that: a thread of its own does. */
 static void te__nccl_end(te__nccl_rank *me, bool peace) {
-    bool begins;
+    te__nccl_end_of here = TE_ZERO, *end;
     te__mutex_lock(&me->mutex);
-    begins = !me->ended && me->comm;
-    if (begins) {
-        me->ending = me->comm;
-        me->peace = peace;
-    }
+    here.comm = me->ended ? NULL : me->comm;
+    here.peace = peace;
     me->comm = NULL;
     me->ended = true;
     te__mutex_unlock(&me->mutex);
-    if (!begins || te__thread_start(&me->ender, te__nccl_end_now, me)) return;
-    te__nccl_end_now(me);
-    me->ending = NULL;
+    if (!here.comm) return;
+    end = (te__nccl_end_of *)malloc(sizeof(*end));
+    if (end) {
+        *end = here;
+        me->ending = end;
+        if (te__thread_start(&me->ender, te__nccl_end_now, end)) return;
+        me->ending = NULL;
+        free(end);
+    }
+    te__nccl_end_now(&here);
 }
 /* The watcher calls this: the group has failed, and what it is doing must end. */
 static void te__nccl_stop(void *user) { te__nccl_end((te__nccl_rank *)user, false); }
@@ -470,19 +479,21 @@ static void te__nccl_close(te__nccl_rank *me) {
         te__store_leave(me->store, &me->member);
         peace = !te->capture && !te__member_failed(me->store, &me->member, NULL);
         te__nccl_end(me, peace);
-        while (me->ending && !(over = te__atomic_load(&me->over) != 0) && te__time_now() < until) te__sleep(1e-3);
+        while (me->ending && !(over = te__atomic_load(&me->ending->over) != 0) && te__time_now() < until)
+            te__sleep(1e-3);
         te__store_remove(me->store, &me->member);
-        if (me->ending && over) te__thread_join(&me->ender);
+        if (me->ending && over) {
+            te__thread_join(&me->ender);
+            free(me->ending);
+        }
         if (me->born) te__nccl.CommAbort(me->born);
         for (i = 0; i < me->num_events; i++) te->device->event_destroy(te, me->event[i]);
         if (--me->store->refs == 0) te__store_close(me->store, me->store->timeout, NULL);
     }
-    if (!over) { /* its thread goes on */
+    if (!over) /* its thread goes on, with memory of its own */
         te__log(te, TE_LOG_WARN,
                 "te_group_destroy: group \"%s\", rank %d of %d: NCCL has not ended its communicator within %g seconds",
                 me->name, me->rank, me->size, me->member.timeout);
-        return;
-    }
     te__mutex_free(&me->mutex);
     te__free(te, me->ranks);
     te__free(te, me);

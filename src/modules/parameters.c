@@ -135,6 +135,8 @@ static te_result te__quantize_weights(te_module *m) {
         result = y ? TE_OK : te_error_code(m->te);
         if (y && y != m->entries[i].tensor) {
             const bool trained = m->entries[i].tensor->requires_grad;
+            te__split_same(y, m->entries[i].tensor);
+            y->sequence_parallel = m->entries[i].tensor->sequence_parallel;
             te_tensor *main_grad = te_tensor_retain(te_tensor_main_grad(m->entries[i].tensor));
             te_module_add_parameter(m, m->entries[i].name, y);
             te_tensor_set_requires_grad(y, trained);

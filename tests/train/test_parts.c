@@ -131,3 +131,28 @@ static void refuse_rank(rank_state *s) {
     te_module_destroy(m);
 }
 TE_TEST(parts_refused) { run_ranks(2, refuse_rank, test_path("parts.safetensors")); }
+
+/* A weight that is stored quantized is a part as well: the norm counts all of them, and a checkpoint refuses them by name. */
+static void stored_rank(rank_state *s) {
+    const te_recipe recipe = te_recipe_current_scaling();
+    te_seed(s->te, 4);
+    te_quantized_model_init_begin(s->te, &(te_quantized_model_init_desc){.recipe = &recipe});
+    te_module *m = te_linear_create(s->te, &(te_linear_desc){.in_features = 32, .out_features = 64, .gemm.params_dtype = TE_BF16,
+                                                             .parallel = {.tp_group = s->group, .parallel_mode = TE_PARALLEL_COLUMN}});
+    te_quantized_model_init_end(s->te);
+    te_scope_begin(s->te);
+    te_tensor *x = te_tensor_normal(s->te, TE_BF16, SHAPE(16, 32), 0, 1), *norms[2];
+    te_autocast_begin(s->te, &(te_autocast_desc){.recipe = &recipe});
+    te_tensor *y = te_forward(m, x);
+    te_autocast_end(s->te);
+    /* the parts of the ranks have gradients of other sizes */
+    EXPECT(s, te_backward(te_mean_all(te_scale(y, (float)(1 + te_group_rank(s->group))))) == TE_OK);
+    norms[0] = te_scale(te_tensor_detach(te_clip_grad_norm(m, 1e9f)), 1), norms[1] = te_scale(norms[0], 1);
+    te_all_reduce(s->group, norms[1], TE_REDUCE_MAX);
+    EXPECT(s, te_tensor_item(norms[0]) == te_tensor_item(norms[1]));
+    te_scope_end(s->te);
+    note(s, te_model_save(s->te, (const char *)s->arg, m, NULL, NULL, 0));
+    EXPECT(s, s->result == TE_ERR_UNSUPPORTED && strstr(s->error, "stored quantized"));
+    te_module_destroy(m);
+}
+TE_TEST(parts_that_are_stored_quantized) { run_ranks(2, stored_rank, test_path("parts.safetensors")); }

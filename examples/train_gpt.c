@@ -337,7 +337,7 @@ static void write_sample(run *r) {
     te_no_grad_end(te), putchar('\n');
 }
 
-/* What the rank says that says most: all ranks stop, or save, at the same step. */
+/* The largest of what the ranks say: all ranks stop, or save, at the same step. */
 static int most_of_ranks(int own) {
     int32_t most = own;
     te_tensor *x = dist.size > 1 ? te_tensor_from_host(te, TE_I32, 1, (int64_t[]){1}, &most) : NULL;

@@ -212,7 +212,7 @@ typedef struct te_dist_desc {
                       * te_dist_finish). NULL => te_nccl_group_create makes it, of `processes` */
 } te_dist_desc;
 
-/* The groups of a layout. A group of one rank is NULL, which all options take. Two groups of the same ranks are one.
+/* The groups of a layout. A group of one rank is NULL, which all options take. Groups of all ranks are `world`.
  * Rank number ((d * ep + e) * cp + c) * tp + t has the places t, c, e, d: ranks that share a layer are neighbours. */
 typedef struct te_dist {
     te_group *world;   /* all ranks */
@@ -245,6 +245,7 @@ TE_API int te_dist_local_rank(void);
  *   - The named state TE_DIST_RNG gets `seed` + (rank + 1) * 2^32 + 2^31, another one on each rank. Give this name to
  *     attention with dropout (rng_tracker_name), since the ranks of a layer have different heads. Models of
  *     te_causal_lm_create with a tp_group use it by themselves.
+ * Checkpoints do not have the offset of TE_DIST_RNG: after a resume, dropout of attention begins its numbers anew.
  * dist may be NULL: one rank. TE_ERR_STATE inside a graph's capture. */
 TE_API te_result te_dist_seed(te_ctx *te, const te_dist *dist, uint64_t seed);
 /* Destroys the groups that te_dist_init has made, and clears `dist`. `dist` may be NULL or cleared. */

@@ -183,7 +183,6 @@ typedef struct te__split {
                             * and behind it */
 } te__split;
 
-
 struct te_tensor {
     te_ctx *te;
     int refs;

@@ -120,7 +120,7 @@ static bool te__lm_is_complete(const te__lm_group *g, te_module *m) {
     }
     return true;
 }
-/* What the ranks have of a parameter; NULL: each has the whole. */
+/* The parts of a parameter that ranks have; NULL: each has the whole. */
 static const te__split *te__lm_split(const te_tensor *x) { return x->split && x->split->size > 1 ? x->split : NULL; }
 /* The number of ranks among which the experts of a group are divided. */
 static int te__lm_expert_ranks(const te__lm_group *g, te_module *m) {

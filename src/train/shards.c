@@ -500,7 +500,7 @@ static te_result te__shards_quantize(te__shard_set *set, te_tensor *const *maste
 
 /* ---- sums over ranks ---- */
 
-/* What the ranks have of a parameter: its slices, and its parts. */
+/* The slices and the parts of a parameter that ranks have. */
 typedef struct te__spread {
     te__shard *shard; /* NULL: it is not sharded */
     te_group *split;  /* whose ranks have parts of their own (te__split); NULL: none */

@@ -83,7 +83,7 @@ static te_group *noted(rank_state *s, noted_group *g) {
 }
 
 enum { AHEAD_BLOCKS = 3, AHEAD_WIDTH = 16 };
-/* What a block sees of the collectives: in its forward, and in the backward pass before any of its own nodes. */
+/* The collectives that a block sees: in its forward, and in the backward pass before any of its own nodes. */
 typedef struct ahead_state {
     noted_group group;
     int forward[AHEAD_BLOCKS], backward[AHEAD_BLOCKS], reduced[AHEAD_BLOCKS];

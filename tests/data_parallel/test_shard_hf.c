@@ -339,7 +339,7 @@ static void hf_fail_rank(rank_state *s) {
     te_clear_error(s->te);
     EXPECT(s, te_barrier(s->group) == TE_OK);
     te_module_destroy(m);
-    /* What was there before is whole. */
+    /* The folder that was there before is whole. */
     m = hf_open(s, c, c->call ? c->to : c->from, true);
     EXPECT(s, m);
     te_module_destroy(m);

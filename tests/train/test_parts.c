@@ -120,7 +120,7 @@ TE_TEST(parts_open_in_any_layout) {
         }
 }
 
-/* What a rank cannot write, no rank takes for written; what is sharded as well is refused. */
+/* If one rank cannot write, no rank takes it for written; a part that is sharded as well is refused. */
 static void refuse_rank(rank_state *s) {
     te_module *m = make_layer(s->te, s->group, false);
     note(s, te_model_save(s->te, "/nonexistent/parts.safetensors", m, NULL, NULL, 0));

@@ -20,8 +20,8 @@ typedef struct te__bucket {
     te__flight flight;
 } te__bucket;
 
-/* The uses for which units are gathered, in an order that repeats: forwards, nodes of a backward pass, and forwards that a
- * backward pass runs again. */
+/* The uses for which units are gathered, in an order that repeats: forwards, nodes of a backward pass, and forwards
+ * that a backward pass runs again. */
 typedef enum te__ahead_way { TE__AHEAD_FORWARD, TE__AHEAD_NODE, TE__AHEAD_AGAIN, TE__AHEAD_WAYS } te__ahead_way;
 
 typedef struct te__dp_unit {

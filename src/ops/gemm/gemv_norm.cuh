@@ -2,8 +2,8 @@
 // not depend on what the kernel does with them.
 //
 // A row is divided as in norm_fwd (norm_row.cuh): among `warps` warps, of which a lane has up to four vectors of eight
-// elements. So both kernels have the same bits. A part is what one warp has of a row. The parts of all rows are dealt out
-// to the block's warps in turn:
+// elements. So both kernels have the same bits. A part is what one warp has of a row. The parts of all rows are dealt
+// out to the block's warps in turn:
 //
 //     warps 4, three rows:   row 0 [0] [1] [2] [3]   row 1 [4] [5] [6] [7]   row 2 [8] [9] [10] [11]
 //     block of 8 warps:      warp 0 has parts 0 and 8, warp 1 has parts 1 and 9, .., warp 7 has part 7

@@ -192,14 +192,20 @@ typedef struct te_metadata {
  * with the same path on a shared disk. Rank 0 writes the file `path`, last: what is whole, its own slices, and the
  * names of the other ranks' files, "<path>.ID.1-of-4" and so on. Files of earlier saves to the path are removed then.
  * If a rank fails, all fail, and the checkpoint that was there stays. Buffers, scaling state and random state are those
- * of rank 0. TE_ERR_UNSUPPORTED if units have several groups. */
+ * of rank 0. TE_ERR_UNSUPPORTED if units have several groups.
+ * With tensor-parallel parts, all ranks of the group must make the call, with the same path: they gather the whole
+ * parameters, and rank 0 writes them.
+ * Ranks that share experts (ep_group) each have experts of their own, which are not gathered: each expert rank needs a
+ * path of its own. TE_ERR_UNSUPPORTED, on all ranks, if ranks with different experts share one set of files, because of
+ * sharded units or of tensor-parallel parts (te_hf_save writes such models). */
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt,
                                const te_metadata *metadata, int num_metadata);
 /* Reads a file of te_model_save into `m` and `opt` (each may be NULL). Syncs. Entries that only the file has give a
  * warning. Entries that only the model has are errors. A plain weight in the file is quantized if the model stores it
  * quantized. An error changes nothing, except TE_ERR_IO (a read failed) and an error of a custom quantizer.
  * A set of files that ranks have written opens in any layout: on one rank, or on any number of ranks, sharded or not;
- * each rank reads what it keeps. All ranks of sharded units must make the call; if one fails, all do. TE_ERR_FORMAT or
+ * each rank reads what it keeps. All ranks of sharded units must make the call, and all ranks of a tensor-parallel
+ * group, with the same path; if one fails, all do. Each expert rank reads the path that it wrote. TE_ERR_FORMAT or
  * TE_ERR_IO if a file of the set is missing or is not of the same save. */
 TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* Writes the value of a file's metadata entry `key` into buffer. TE_ERR_INVALID if there is no such entry, or its value

@@ -92,7 +92,7 @@ static void te__block_linears(te_module *parent, const te__moe_block *b, bool gr
 static te_module *te__block_expert_create(te_ctx *te, const te__moe_block *b, const char *name) {
     te__gated_mlp state = TE_ZERO;
     te_module *outer, *m;
-    int i, k;
+    int i;
     state.gate = b->gate;
     state.up = b->up;
     state.down = b->down;
@@ -100,9 +100,7 @@ static te_module *te__block_expert_create(te_ctx *te, const te__moe_block *b, co
     m = te__gated_mlp_open(te, name, &state, &outer);
     if (!m) return NULL;
     te__block_linears(m, b, false);
-    for (i = 0; te__group_size(b->ep_group) > 1 && i < m->num_children; i++)
-        for (k = 0; k < m->children[i]->num_entries; k++)
-            te__split_own(m->children[i]->entries[k].tensor, b->ep_group);
+    for (i = 0; i < m->num_children; i++) te__experts_own(m->children[i], b->ep_group);
     return te__close_part(m, outer);
 }
 /* Experts get the values that they have without other ranks: the weights of all experts are drawn in their order. */

@@ -296,6 +296,12 @@ static te_module *te__experts_create(te_ctx *te, const char *who, const te_modul
     te__params_on(m, c.device);
     return m;
 }
+/* Notes that the parameters of m are those of experts that only this rank of `group` has. */
+static void te__experts_own(te_module *m, te_group *group) {
+    int i;
+    for (i = 0; m && te__group_size(group) > 1 && i < m->num_entries; i++)
+        te__split_own(m->entries[i].tensor, group);
+}
 static te_module *te__stacked_experts_create(te_ctx *te, const char *who, const te_module_class *cls,
                                              const te_moe_config *config, const te_moe_backend *backend) {
     te_module *m = te__experts_create(te, who, cls, config, backend);
@@ -308,6 +314,7 @@ static te_module *te__stacked_experts_create(te_ctx *te, const char *who, const 
         te__add_experts(m, "gate_up_proj_bias", s->config.dtype, s->local, 0, te__up_size(&s->config));
         te__add_experts(m, "down_proj_bias", s->config.dtype, s->local, 0, te__expert_dim(&s->config));
     }
+    te__experts_own(m, s->group);
     return te__module_built(m);
 }
 TE_API te_module *te_grouped_experts_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend) {
@@ -326,6 +333,7 @@ static const te_module_class te__te_experts_class = {"GroupedExpertsTE", sizeof(
 static void te__te_child(te_module *m, const char *name, int64_t in, int64_t out, bool return_bias) {
     te__experts_module *s = (te__experts_module *)m->state;
     te_grouped_linear_desc d = TE_ZERO;
+    te_module *child;
     d.num_gemms = s->local;
     d.in_features = in;
     d.out_features = out;
@@ -333,7 +341,9 @@ static void te__te_child(te_module *m, const char *name, int64_t in, int64_t out
     d.gemm.return_bias = return_bias && s->config.expert_bias;
     d.gemm.params_dtype = s->config.dtype;
     d.gemm.device = s->config.device;
-    te__adopt(m, name, te_grouped_linear_create(m->te, &d));
+    child = te_grouped_linear_create(m->te, &d);
+    te__experts_own(child, s->group);
+    te__adopt(m, name, child);
 }
 TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend) {
     static const char who[] = "te_grouped_experts_te_create";

@@ -206,6 +206,7 @@ static void te__grouped_tag_biases(te_module *m, const te_grouped_linear_desc *d
 static te_module *te__grouped_create(te_ctx *te, const te_grouped_linear_desc *desc, te__group_parameter_fn borrow) {
     te_module *m;
     te__grouped_module *s;
+    int i;
     if (!te || !te__has_desc(te, desc, "te_grouped_linear_create") ||
         !te__num_gemms_ok(te, "te_grouped_linear_create", desc->num_gemms) ||
         !te__layer_desc_ok(te, "te_grouped_linear_create", desc->in_features, desc->out_features,
@@ -225,6 +226,9 @@ static te_module *te__grouped_create(te_ctx *te, const te_grouped_linear_desc *d
                             s->desc.in_features);
         if (!borrow && !desc->gemm.no_bias)
             te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, 0);
+        for (i = 0; i < m->num_entries; i++) /* a row-parallel bias is whole on each rank */
+            if (m->entries[i].tensor->ndim == 2 || desc->parallel.parallel_mode == TE_PARALLEL_COLUMN)
+                te__split_mark(m, m->entries[i].tensor, desc->parallel.parallel_mode, NULL);
         te__grouped_tag_biases(m, &s->desc);
     }
     s->scaling = te__scaling_create(te, m, desc->num_gemms);

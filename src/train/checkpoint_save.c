@@ -254,6 +254,11 @@ typedef struct te__ckpt_groups {
     int n;
     te_group *set; /* the first one over which units are sharded; NULL: there is none */
     bool reads;    /* another rank of a tensor-parallel group writes what the ranks have together */
+    const te_group *expert; /* the last group met whose ranks have parameters of their own (experts) */
+    float own;              /* follows from this rank's places in such groups: ranks with equal experts have one number;
+                             * 0: this rank has no such parameters */
+    int ranks;              /* of the first such group */
+    char name[160];         /* the first such parameter */
 } te__ckpt_groups;
 static bool te__ckpt_add_group(te__ckpt_groups *g, te_group *group) {
     int i;
@@ -269,7 +274,16 @@ static bool te__ckpt_add_group(te__ckpt_groups *g, te_group *group) {
 }
 static bool te__ckpt_meet_group(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te__ckpt_groups *g = (te__ckpt_groups *)user;
-    (void)m, (void)path, (void)kind;
+    (void)m, (void)kind;
+    if (x->split && x->split->dim < 0 && x->split->size > 1 && x->split->group != g->expert) {
+        if (!g->expert) {
+            g->ranks = x->split->size;
+            snprintf(g->name, sizeof(g->name), "%.150s", path ? path : x->name ? x->name : "");
+        }
+        g->expert = x->split->group;
+        /* below 2^24, so exact in f32 */
+        g->own = (float)(((int64_t)g->own * 4099 + te__group_rank(x->split->group) + 1) % 16777213);
+    }
     if (x->shard && x->shard->set) {
         if (!g->set) g->set = x->shard->set->group;
         if (!te__ckpt_add_group(g, x->shard->set->group)) return false;
@@ -414,6 +428,35 @@ static te_result te__ckpt_agree_all(const te__ckpt_groups *g, te_result result) 
     for (i = 0; i < g->n; i++) result = te__ckpt_agree(g->list[i], g->te, result);
     return result;
 }
+/* Does the same before ranks save to one set of files, and checks that ranks of a group have the same experts: the
+ * files would lack those of all ranks but one. */
+static te_result te__ckpt_agree_experts(const te__ckpt_groups *g, te_result result) {
+    const int64_t two = 2;
+    int i;
+    for (i = 0; i < g->n; i++) {
+        float number[2]; /* the largest of each are equal, but for the sign, if all numbers are */
+        te_tensor *each = NULL;
+        if (te__group_size(g->list[i]) == 1) continue;
+        number[0] = g->own;
+        number[1] = -g->own;
+        te__frame_begin(g->te);
+        if (result == TE_OK) {
+            each = te_tensor_from_host(g->te, TE_F32, 1, &two, number);
+            if (!each) result = te_error_code(g->te);
+        }
+        result = result == TE_OK ? te__all_reduce(g->list[i], each, TE_REDUCE_MAX)
+                                 : te__refuse(g->list[i], TE__ALL_REDUCE, result);
+        if (result == TE_OK) result = te_tensor_to_host(each, number);
+        te__frame_end(g->te, NULL, 0);
+        if (result == TE_OK && number[0] != -number[1])
+            result = te__fail(g->te, TE_ERR_UNSUPPORTED,
+                              "te_model_save: each of %d ranks has parameters of its own (the first is \"%s\"), and %d "
+                              "ranks, which differ in them, share one set of files (shards, or tensor-parallel parts); "
+                              "save each rank to a path of its own without these, or use te_hf_save",
+                              g->ranks, g->name, te__group_size(g->list[i]));
+    }
+    return result;
+}
 /* Sets *id on all ranks to a number of rank 0 that no earlier save had. */
 static te_result te__ckpt_choose_id(te_group *group, te_ctx *te, uint64_t *id, te_result result) {
     const int64_t bytes = sizeof(uint64_t), all = bytes * te__group_size(group);
@@ -508,7 +551,7 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
     result = te__ckpt_ready(&c, te, "te_model_save", path, m, opt);
     found = te__ckpt_find_groups(&groups, te, m, opt);
     if (result == TE_OK) result = found;
-    result = te__ckpt_agree_all(&groups, result); /* after it, ranks gather stale masters together */
+    result = te__ckpt_agree_experts(&groups, result); /* after it, ranks gather stale masters together */
     if (result == TE_OK) {
         te__opt_sets_begin(opt);
         result = te__optimizer_before_save(opt);

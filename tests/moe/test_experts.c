@@ -388,6 +388,9 @@ static void experts_of_ranks(rank_state *s) {
             for (int64_t j = 0; j < local * size; j++) EXPECT(s, parts[i][s->rank * local * size + j] == 0);
         free(parts[i]);
     }
+    float *norm = rank_values(te_clip_grad_norm(all, 1)); /* all ranks clip by the norm of all experts */
+    near_enough(s, "norm", te_clip_grad_norm(mine, 1), norm, 1, c->tolerance);
+    free(norm);
     te_module_destroy(all);
     te_module_destroy(mine);
 }

@@ -278,7 +278,7 @@ static bool te__ckpt_meet_group(void *user, te_module *m, const char *path, te_t
     if (x->split && x->split->dim < 0 && x->split->size > 1 && x->split->group != g->expert) {
         if (!g->expert) {
             g->ranks = x->split->size;
-            snprintf(g->name, sizeof(g->name), "%.150s", path ? path : x->name ? x->name : "");
+            snprintf(g->name, sizeof(g->name), "%.150s", path);
         }
         g->expert = x->split->group;
         /* below 2^24, so exact in f32 */
@@ -301,7 +301,7 @@ static te_result te__ckpt_find_groups(te__ckpt_groups *g, te_ctx *te, te_module 
     if (m && te_module_ctx(m) == te) fine = te_module_visit_tensors(m, te__ckpt_meet_group, g);
     for (i = 0; opt && opt->te == te && i < opt->num_params && fine; i++) {
         if (!g->set) g->set = te__shard_group(opt->params[i].shard);
-        fine = te__ckpt_meet_group(g, NULL, NULL, opt->params[i].param, TE_ENTRY_PARAMETER) &&
+        fine = te__ckpt_meet_group(g, NULL, opt->params[i].path, opt->params[i].param, TE_ENTRY_PARAMETER) &&
                te__ckpt_add_group(g, te__shard_group(opt->params[i].shard));
     }
     for (i = 0; i < g->n; i++) te__group_tells_again(g->list[i]);

@@ -216,7 +216,7 @@ static void peak_rank(rank_state *s) {
 }
 TE_TEST(shards_of_parameters_need_one_or_two_units) {
     static const int some[] = {1, 3, 6, 8};
-    for (int i = 0; i < COUNT(some); i += test_every_sanitized(1)) {
+    for (int i = 0; i < COUNT(some); i += test_every_sanitized(2)) {
         test_case("%s", numbers[some[i]].name);
         run_ranks(4, peak_rank, &numbers[some[i]]);
     }

@@ -69,23 +69,22 @@ static void te__nccl_end_now(void *user) {
  * the other ranks have ended theirs or are gone. Neither the context's thread, which destroys graphs, nor the watcher,
  * which has other groups to end, may wait for that: a thread of its own does. */
 static void te__nccl_end(te__nccl_rank *me, bool peace) {
-    te__nccl_end_of here = TE_ZERO, *end;
+    te__nccl_end_of here = TE_ZERO, *end = (te__nccl_end_of *)malloc(sizeof(*end));
+    bool begun = false;
     te__mutex_lock(&me->mutex);
     here.comm = me->ended ? NULL : me->comm;
     here.peace = peace;
     me->comm = NULL;
     me->ended = true;
-    te__mutex_unlock(&me->mutex);
-    if (!here.comm) return;
-    end = (te__nccl_end_of *)malloc(sizeof(*end));
-    if (end) {
+    if (here.comm && end) {
         *end = here;
-        me->ending = end;
-        if (te__thread_start(&me->ender, te__nccl_end_now, end)) return;
-        me->ending = NULL;
-        free(end);
+        begun = te__thread_start(&me->ender, te__nccl_end_now, end);
+        if (begun) me->ending = end; /* with the mutex, since te_group_destroy looks at it behind its own call */
     }
-    te__nccl_end_now(&here);
+    te__mutex_unlock(&me->mutex);
+    if (begun) return;
+    free(end);
+    if (here.comm) te__nccl_end_now(&here);
 }
 /* The watcher calls this: the group has failed, and what it is doing must end. */
 static void te__nccl_stop(void *user) { te__nccl_end((te__nccl_rank *)user, false); }

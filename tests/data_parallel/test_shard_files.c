@@ -77,7 +77,7 @@ static int files_of(const char *path) {
 }
 TE_TEST(shard_files_open_in_every_layout) {
     static const int some[] = {1, 5, 6, 7, 8, 9}; /* bf16, and weights stored by each recipe */
-    for (int i = 0; i < COUNT(some); i += test_every_sanitized(1))
+    for (int i = 0; i < COUNT(some); i += test_every_sanitized(2))
         for (int shard = TE_SHARD_OPTIMIZER; shard <= TE_SHARD_PARAMETERS; shard++) {
             char set[512], one[512];
             if (i > 2 && shard == TE_SHARD_OPTIMIZER) continue;

@@ -104,7 +104,7 @@ typedef struct store_rank {
     te__store *store;
     te__member member;
     int ranks[MOST];
-    int stops; /* calls of the member's `stop` */
+    int64_t stops; /* atomic: calls of the member's `stop`, by the watcher */
     bool failed;
     char why[TE__WHY_TEXT], said[TE__WHY_TEXT];
     const char *end; /* te__store_close's reason; NULL: none, and the rank has a group */
@@ -114,7 +114,7 @@ typedef struct store_rank {
     bool started;
 } store_rank;
 
-static void count_stop(void *user) { ((store_rank *)user)->stops++; }
+static void count_stop(void *user) { te__atomic_add(&((store_rank *)user)->stops, 1); }
 
 static void store_main(void *user) {
     store_rank *s = (store_rank *)user;
@@ -662,7 +662,7 @@ static void die_or_gather(store_rank *s) {
     double begun = te__time_now();
     s->failed = !gather(s, "te_barrier", "");
     s->took = te__time_now() - begun;
-    while (s->failed && !s->stops && te__time_now() < begun + 5) te__sleep(0.01); /* the watcher's */
+    while (s->failed && !te__atomic_load(&s->stops) && te__time_now() < begun + 5) te__sleep(0.01); /* the watcher's */
 }
 TE_TEST(death) {
     static const int dead[2] = {1, 0};

@@ -377,6 +377,8 @@
 #include "functions/capped.c"
 #include "functions/parallel.c"
 #include "functions/shared_input.c"
+#include "functions/state.c"
+#include "functions/joint.c"
 #include "functions/linear.c"
 #ifndef TE_NO_DIST
 #include "context_parallel/exchange.c"

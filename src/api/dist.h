@@ -91,9 +91,9 @@ typedef struct te_group_count {
     uint64_t calls; /* how often it was called */
     uint64_t bytes; /* that this rank has sent in these calls */
 } te_group_count;
-/* What this rank has sent since the group was made, or since te_group_reset_stats: for n ranks, by a ring, in the
- * tensors' own formats. Only calls that succeed count. A call in a capture counts once, and launches of its graph do
- * not. */
+/* Calls of collectives, and bytes that this rank has sent, since the group was made or since te_group_reset_stats: for
+ * n ranks, by a ring, in the tensors' own formats. Only calls that succeed count. A call in a capture counts once, and
+ * launches of its graph do not. */
 typedef struct te_group_stats {
     te_group_count all_reduce;     /* 2 (n - 1) / n of the bytes of x, rounded up */
     te_group_count all_gather;     /* n - 1 times the bytes of x */

@@ -60,7 +60,7 @@ typedef struct te__sharding_state {
     int foreign;       /* nodes of te_record that te_backward has not played yet */
     bool met_foreign;  /* the pass has such nodes */
     uint64_t began_at; /* te->writes when the pass began */
-    int running;       /* how many forwards of modules run now, one inside the other */
+    int running;       /* the number of forwards that run now, nested in each other */
     te__dp_unit *gathered[TE__AHEAD_WAYS]; /* the unit that was gathered last in this forward or pass; or NULL */
 } te__sharding_state;
 static const te__slot te__sharding_slot = {sizeof(te__sharding_state)};

@@ -246,8 +246,8 @@ TE_TEST(tell_an_earlier_error) { run_ranks(2, earlier_rank, NULL); }
 
 /* ---- messages ---- */
 
-/* A rank that fails while others wait for its messages. What was sent before belongs to the failed pass, and is not
- * taken for what comes after. */
+/* A rank that fails while others wait for its messages. Messages that were sent before belong to the failed pass,
+ * and are not taken for later ones. */
 static void messages_rank(rank_state *s) {
     bad_node node = {0, s->rank == 0};
     te_module *m = bad_model(s, s->group, TE_SHARD_NONE, &node);

@@ -71,7 +71,7 @@ static void by_calls(te_ctx *te, const te_op_joint_gemm_args *a, te_tensor *d[3]
     if (a->residual) te_tensor_copy(y, te_add((te_tensor *)a->residual, a->product[0].d));
 }
 
-/* What is done to A's rows: nothing; RMSNorm as te.h has it; as transformers has it, and with 1 + weight; LayerNorm with and without a bias. */
+/* The norm of A's rows: none; RMSNorm as te.h has it; as transformers has it, and with 1 + weight; LayerNorm with and without a bias. */
 typedef enum before { ROWS, RMS, RMS_ROUNDED, LAYER, LAYER_BIASED, BEFORE } before;
 static void norm_of(te_ctx *te, before b, te_dtype weight, te_op_joint_gemm_args *a) {
     const te_dtype dtype = weight ? weight : te_tensor_dtype(a->a);

@@ -133,8 +133,8 @@ struct te_gemv_shared {
         most = __float_as_uint(scratch[threadIdx.x & (THREADS / 32 - 1)]);
         return __uint_as_float(__reduce_max_sync(0xffffffffu, most));
     }
-    // Quantizes A. Returns the factor of all its values. `largest`: with NORM, of the values that the thread has
-    // written, as raise() has it.
+    // Quantizes A. Returns the factor of all its values. With NORM, `largest` is the largest |x| that the thread has
+    // written, in the form of raise().
     TE_DEV float fill(const void *a, te_i64 lda, float factor_a, const te__gemv_quantizing &q,
                       te_u32 largest = 0) const {
         const float fp8_max = Y_DT == TE_F8E4M3 ? 448.0f : 57344.0f;

@@ -245,7 +245,8 @@ typedef struct te__launch {
     te__option option[TE__MAX_OPTIONS];
     int num_options;
     unsigned grid[3], threads, shared_bytes;
-    unsigned cluster; /* blocks of a cluster along x; 0: no clusters */
+    unsigned cluster; /* blocks of a cluster; 0: no clusters */
+    bool cluster_y;   /* they are neighbours along y, not x */
     bool cooperative; /* all blocks must run at once, because they wait for each other (te_grid_wait); else the launch
                        * fails */
     bool follows;     /* the kernel itself waits for the previous kernel (te_follow), so it may start before that

@@ -22,8 +22,9 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
         memset(attribute, 0, sizeof(attribute));
         if (l->cluster > 1) {
             attribute[0].id = TE__CU_LAUNCH_CLUSTER;
-            attribute[0].value.cluster[0] = l->cluster;
-            attribute[0].value.cluster[1] = attribute[0].value.cluster[2] = 1;
+            attribute[0].value.cluster[0] = l->cluster_y ? 1 : l->cluster;
+            attribute[0].value.cluster[1] = l->cluster_y ? l->cluster : 1;
+            attribute[0].value.cluster[2] = 1;
             config.num_attributes++;
         }
         if (l->cooperative) {

@@ -45,6 +45,24 @@ TE_DEV void te_cluster_meet() {
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
+// te_cluster_leave and te_cluster_wait together wait for all threads of the cluster that have not ended. Writes before
+// te_cluster_leave are visible in all blocks of the cluster behind te_cluster_wait.
+TE_DEV void te_cluster_leave() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+TE_DEV void te_cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// Load floats of shared memory of a block of the cluster; `at` is from te_cluster_at.
+TE_DEV float4 te_cluster_load16(te_u32 at) {
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+TE_DEV void te_cluster_load8(te_u32 at, float &x, float &y) {
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(at) : "memory");
+}
+
 // Translates a shared address of this block to the address of the same variable in block `rank`. te_cluster_at(at + n,
 // rank) is te_cluster_at(at, rank) + n.
 TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {

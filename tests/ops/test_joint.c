@@ -178,8 +178,8 @@ TE_TEST_DEVICES(joint_gemm_of_many_tiles) {
     if (!te_ctx_is_cuda(te)) SKIP("for the GPU's schedule; the CPU has none");
     for (int c = 0; c < COUNT(joint_cases); c++)
         for (int s = NOTHING; s <= RESIDUAL; s++) {
-            check_joint(te, &joint_cases[c], (step)s, TE_BF16, s == NOTHING ? 3 : s == ACTIVATION ? 2 : 1, 1, widths, 1024, joins(&joint_cases[c]));
-            check_joint(te, &joint_cases[c], (step)s, TE_BF16, s == NOTHING ? 3 : s == ACTIVATION ? 2 : 1, 2, wide, 512, false);
+            check_joint(te, &joint_cases[c], (step)s, TE_BF16, s == NOTHING ? 3 : s == ACTIVATION ? 2 : 1, 1, widths, 256, joins(&joint_cases[c]));
+            check_joint(te, &joint_cases[c], (step)s, TE_BF16, s == NOTHING ? 3 : s == ACTIVATION ? 2 : 1, 2, wide, 128, false);
         }
 }
 

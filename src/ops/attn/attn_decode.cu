@@ -39,6 +39,7 @@
 // te:row X_DT=2 X_D=128 X_ROWS=8 X_CODES=0 X_EXTRA=0|1
 // te:row X_DT=3 X_D=32|64|96|128|192|256 X_ROWS=8|16 X_CODES=1 X_EXTRA=1
 // te:row X_DT=2 X_D=128 X_ROWS=8 X_CODES=1 X_EXTRA=1
+#include "device/hopper.cuh"
 #include "ops/attn/fragments.cuh"
 
 #ifndef X_DT // the rows above name every option; these defaults are for an editor
@@ -63,6 +64,7 @@ enum {
     ROW_Q = 2 * D + 16, ROW_K = TE__ATTN_DECODE_ROW_K(D, CODES), ROW_V = TE__ATTN_DECODE_ROW_V(D, CODES),
     SLOT = KEYS * (ROW_K + ROW_V), // bytes of a warp's keys and values in one stage
     TILES = TE__ATTN_DECODE_TILES(D, ROWS, CODES), SUMS = TE__ATTN_DECODE_SUMS(D, ROWS), // bytes
+    TOGETHER = TE__ATTN_DECODE_TOGETHER,
     Q_PIECES = (ROWS * D / 8 + THREADS - 1) / THREADS, // of 16 bytes, of Q, for each thread
     ROW_SUMS = D + 4 // floats of a row of a warp's sums: rows 2 t of the lanes of a quad lie in different banks
 };
@@ -239,6 +241,10 @@ TE_DEV float te_scaled_row(te_u32 to, const te_u16 *from, int d) {
 struct te_part {
     float top, l;
 };
+TE_DEV void te_add_part(float4 &sum, float w, const float4 &v) {
+    sum.x = fmaf(w, v.x, sum.x), sum.y = fmaf(w, v.y, sum.y);
+    sum.z = fmaf(w, v.z, sum.z), sum.w = fmaf(w, v.w, sum.w);
+}
 // Adds up four channels of a row over the block's warps, in order. Returns the sum relative to 2^sum.top.
 TE_DEV float4 te_join(const float4 *o, const te_part *parts, te_part &sum) {
     float4 all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -251,8 +257,7 @@ TE_DEV float4 te_join(const float4 *o, const te_part *parts, te_part &sum) {
         const float4 v = o[i * (ROWS * ROW_SUMS / 4)];
         const float w = te_exp2(parts[i * ROWS].top - base);
         sum.l = fmaf(w, parts[i * ROWS].l, sum.l);
-        all.x = fmaf(w, v.x, all.x), all.y = fmaf(w, v.y, all.y);
-        all.z = fmaf(w, v.z, all.z), all.w = fmaf(w, v.w, all.w);
+        te_add_part(all, w, v);
     }
     return all;
 }
@@ -539,6 +544,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const te_i64 row_floats = a.d_v + 4, part_floats = rows * row_floats; // a row's sums, then top, l, and padding
     const te_u32 place = blockIdx.z * gridDim.x + blockIdx.x;
     float *all = args.part + (te_i64)place * args.splits * part_floats;
+#if __CUDA_ARCH__ >= 900
+    __shared__ __align__(8) te_part of_block[ROWS];
+    const bool in_cluster = args.clustered && used <= TOGETHER;
+#endif
     for (int at = threadIdx.x; at < rows * QUADS; at += THREADS) {
         const int r = at / QUADS, c = 4 * (at % QUADS);
         te_part sum;
@@ -549,11 +558,53 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             te_finish(a, seq, b, first_head, r, c, joined, sum);
             continue;
         }
+#if __CUDA_ARCH__ >= 900
+        if (in_cluster) { // in the place of the first warp's sums, which no other thread reads
+            *(float4 *)(sums + r * ROW_SUMS + c) = joined;
+            if (c == 0) of_block[r] = sum;
+            continue;
+        }
+#endif
         float *to_row = all + split * part_floats + r * row_floats;
         *(float4 *)(to_row + c) = joined;
         if (c == 0) *(float2 *)(to_row + a.d_v) = make_float2(sum.top, sum.l);
     }
     if (used == 1) return;
+#if __CUDA_ARCH__ >= 900
+    if (in_cluster) {
+        te_cluster_leave();
+        te_cluster_wait();
+        for (int at = threadIdx.x; split == 0 && at < rows * QUADS; at += THREADS) {
+            const int r = at / QUADS, c = 4 * (at % QUADS);
+            if (c >= a.d_v) continue;
+            const te_u32 at_sums = shared + 4 * (r * ROW_SUMS + c), at_part = te_smem(of_block + r);
+            float4 v[TOGETHER];
+            float w[TOGETHER], l[TOGETHER];
+            te_part sum = {-TE_INF, 0.0f};
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) {
+                w[i] = -TE_INF, l[i] = 0.0f;
+                if (i >= used) continue;
+                te_cluster_load8(te_cluster_at(at_part, i), w[i], l[i]);
+                v[i] = te_cluster_load16(te_cluster_at(at_sums, i));
+            }
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) sum.top = fmaxf(sum.top, w[i]);
+            float4 joined = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) {
+                w[i] = te_exp2(w[i] - (sum.top == -TE_INF ? 0.0f : sum.top));
+                l[i] *= w[i];
+                if (i < used) te_add_part(joined, w[i], v[i]);
+            }
+            sum.l = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])); // the order of te_warp_sum
+            te_finish(a, seq, b, first_head, r, c, joined, sum);
+        }
+        te_cluster_leave();
+        if (split > 0) te_cluster_wait(); // the first block reads this one's shared memory until then
+        return;
+    }
+#endif
 
     // ---- the chunks ----
     __syncthreads();
@@ -610,22 +661,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const te_u32 o_kept = shared + sums_at + 16 * in_part;
         const te_part *weights = parts + r * used;
         float4 joined = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        auto add = [&](float w, const float4 &v) {
-            joined.x = fmaf(w, v.x, joined.x), joined.y = fmaf(w, v.y, joined.y);
-            joined.z = fmaf(w, v.z, joined.z), joined.w = fmaf(w, v.w, joined.w);
-        };
 #pragma unroll
         for (int n = 0; n < EARLY; n++)
-            if (n < min(in_registers, used)) add(weights[n].top, early[n]);
+            if (n < min(in_registers, used)) te_add_part(joined, weights[n].top, early[n]);
         int i = in_registers;
 #pragma unroll 8
         for (; i < kept; i++) {
             const uint4 v = te_lds16(o_kept + 16 * i * part_pieces);
-            add(weights[i].top, make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                                            __uint_as_float(v.w)));
+            te_add_part(joined, weights[i].top,
+                        make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                                    __uint_as_float(v.w)));
         }
 #pragma unroll 16
-        for (; i < used; i++) add(weights[i].top, __ldcg(o + i * part_pieces));
+        for (; i < used; i++) te_add_part(joined, weights[i].top, __ldcg(o + i * part_pieces));
         te_finish(a, seq, b, first_head, r, c, joined, of_warps[r]);
     }
 }

@@ -217,7 +217,21 @@ static te_result te__attn_plan_numbers(te__plan *p, const te__attn_kargs *a, te_
 static int te__attn_decode_rows(const te__attn_kargs *a) { return a->s_q * (a->heads / a->groups) <= 8 ? 8 : 16; }
 /* Returns the largest number of chunks of a sequence. */
 static int te__attn_decode_share(const te__attn_kargs *a) {
-    return (int)te__div_up(TE__ATTN_DECODE_BLOCKS(te__attn_is_coded(a)), a->groups);
+    return (int)te__div_up(TE__ATTN_DECODE_BLOCKS, a->groups);
+}
+/* Returns the largest number of chunks of a sequence of this problem. */
+static int te__attn_decode_splits(const te__attn_kargs *a) {
+    const int64_t share = te__attn_decode_share(a),
+                  most = a->s_kv <= TE__ATTN_DECODE_SHORT ? te__min(share, TE__ATTN_DECODE_TOGETHER) : share;
+    return (int)te__min(most, te__div_up(a->s_kv, TE__ATTN_DECODE_CHUNK(1, 1)));
+}
+/* Returns the number of blocks of a cluster, for `splits` chunks of each of `places` sequences and KV heads; 0: no
+ * clusters. With many blocks the time to start clusters is longer than what they save. Sums have the same bits either
+ * way. */
+static int te__attn_decode_cluster(const te__plan *p, int splits, int64_t places) {
+    if (p->sm < 90 || p->sm >= 120 || splits <= 1) return 0;
+    if (places * te__round_up(splits, TE__ATTN_DECODE_TOGETHER) > 4 * (int64_t)p->num_sms) return 0;
+    return splits > 4 ? TE__ATTN_DECODE_TOGETHER : splits > 2 ? 4 : 2;
 }
 static int64_t te__attn_decode_shared(const te__attn_kargs *a) {
     const int d = te__attn_padded_d(a), rows = te__attn_decode_rows(a), codes = te__attn_is_coded(a);
@@ -256,9 +270,11 @@ static void te__attn_decode_early(const te__plan *p, const te_op_attn_fwd_args *
 }
 static te_result te__attn_plan_decode(te__plan *p, const te_op_attn_fwd_args *args, const te__attn_kargs *a) {
     const int d = te__attn_padded_d(a), heads = a->heads / a->groups, share = te__attn_decode_share(a),
-              splits = (int)te__min(share, te__div_up(a->s_kv, TE__ATTN_DECODE_CHUNK(1, 1))),
-              together = (int)te__min(a->batch, TE__PLAN_MANY_COUNTERS / a->groups); /* launches use the same memory in
-                                                                                     * turn */
+              together = (int)te__min(a->batch, TE__PLAN_MANY_COUNTERS / a->groups), /* launches use the same memory in
+                                                                                      * turn */
+              most = te__attn_decode_splits(a),
+              cluster = te__attn_decode_cluster(p, most, (int64_t)together * a->groups),
+              splits = cluster ? (int)te__round_up(most, cluster) : most;
     float *part = splits > 1
                       ? te__plan_floats(p, (int64_t)together * a->groups * splits * heads * a->s_q * (a->d_v + 4))
                       : NULL;
@@ -274,6 +290,9 @@ static te_result te__attn_plan_decode(te__plan *p, const te_op_attn_fwd_args *ar
         k->share = share;
         k->first = first;
         k->heads = heads;
+        k->clustered = cluster > 0;
+        l->cluster = (unsigned)cluster;
+        l->cluster_y = true;
         te__attn_decode_early(p, args, k);
         te__launch_size(l, a->groups, splits, te__min(together, a->batch - first), 32 * TE__ATTN_DECODE_WARPS,
                         te__attn_decode_shared(a));

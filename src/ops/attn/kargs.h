@@ -88,6 +88,8 @@ typedef struct te__attn_decode_kargs {
     int share;          /* the largest number of chunks of a place; depends only on the number of KV heads */
     int first;          /* the first sequence of the launch */
     int heads;          /* the number of query heads of one KV head */
+    int clustered;      /* 1: the first TE__ATTN_DECODE_TOGETHER chunks of a place, or all that there are, are the
+                         * blocks of a cluster */
     int early;          /* 1: the lengths, the page table and the rows of keys and values of sequence b before row
                          * old[b] may be read while the kernels ahead still run (ops/early.c) */
     const int *old;     /* NULL: all rows */
@@ -95,11 +97,18 @@ typedef struct te__attn_decode_kargs {
 #define TE__ATTN_DECODE_WARPS 4
 #define TE__ATTN_DECODE_STAGES 2
 #define TE__ATTN_DECODE_ROWS 16    /* the largest number of rows: queries times query heads of one KV head */
-/* About the most blocks of a sequence: enough for the bandwidth of a large GPU. Codes are half as many bytes, and what
- * a block does before its first key and after its last one takes as long. */
-#define TE__ATTN_DECODE_BLOCKS(codes) ((codes) ? 132 : 264)
+/* About the most blocks of a sequence: enough for the bandwidth of a large GPU. */
+#define TE__ATTN_DECODE_BLOCKS 132
+/* A sequence of few keys has at most this number of chunks. They can be the blocks of a cluster, which add up their
+ * sums through their shared memory. */
+#define TE__ATTN_DECODE_TOGETHER 8
+#define TE__ATTN_DECODE_SHORT (TE__ATTN_DECODE_TOGETHER * 256)
 /* The number of keys of a chunk, for `keys` keys in at most `share` chunks. A multiple of one step of a block. */
 #define TE__ATTN_DECODE_CHUNK(keys, share)                                                                        \
+    TE__ATTN_DECODE_CHUNK_OF(keys, (keys) <= TE__ATTN_DECODE_SHORT && (share) > TE__ATTN_DECODE_TOGETHER          \
+                                       ? TE__ATTN_DECODE_TOGETHER                                                 \
+                                       : (share))
+#define TE__ATTN_DECODE_CHUNK_OF(keys, share)                                                                     \
     ((((keys) + (share) - 1) / (share) + 16 * TE__ATTN_DECODE_WARPS - 1) / (16 * TE__ATTN_DECODE_WARPS) *         \
      (16 * TE__ATTN_DECODE_WARPS))
 /* Bytes of shared memory of a row of keys, and of values, so that lanes that read different rows at a time find them in

@@ -520,6 +520,7 @@ typedef struct te__gemm_joint {
     const void *rope;          /* te__rope_kargs, by which queries, keys and values are rotated; or NULL */
     size_t rope_bytes;
     bool norm_early;           /* whether gamma and beta are settled (ops/early.c) */
+    bool rope_early;           /* whether places and angles of the rotation are */
 } te__gemm_joint;
 enum { TE__JOINT_PRODUCTS = 1, TE__JOINT_GATED = 2, TE__JOINT_SUM = 3 }; /* gemv_joint's option JOINT */
 
@@ -539,11 +540,12 @@ static int te__gemv_joint_depth(const te__plan *p, const te__gemm_problem *q, bo
     while (depth > 1 && !te__plan_fits(p, te__gemv_joint_shared(q, gated, depth), 2)) depth--;
     return depth;
 }
-/* Returns the number of warps that share a tile, of `tiles` that are multiplied at the same time: as few as fill the
- * GPU with blocks of sixteen warps, because each tile costs a warp some work; but no more than have a turn. */
+/* Returns the number of warps that share a tile, of blocks of sixteen warps, one on each multiprocessor: as many as let
+ * each group of warps have one tile, because a second one would begin when the first has ended; but no more than have a
+ * turn. */
 static int te__gemv_joint_warps(const te__plan *p, int64_t tiles, int64_t turns) {
     int warps = 16;
-    while (warps > 1 && (warps > turns || tiles * (warps / 2) >= 15 * (int64_t)p->num_sms)) warps /= 2;
+    while (warps > 1 && (warps > turns || tiles > 16 / warps * (int64_t)p->num_sms)) warps /= 2;
     return warps;
 }
 
@@ -565,6 +567,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     v->y = te__data(j->y);
     if (j->rope) memcpy(v + 1, j->rope, j->rope_bytes);
     v->early = !j->norm || j->norm_early;
+    v->rope_early = j->rope_early;
     for (i = 0; i < j->count; i++) {
         te__gemv_part *part = &v->part[i];
         te__gemm_kargs g = TE_ZERO;
@@ -602,7 +605,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
         te__launch_option(l, "W_DT", j->norm->dt);
     }
     if (j->rope) te__launch_option(l, "ROPE", 1);
-    te__launch_size(l, te__min(te__div_up(tiles, 16 / warps), p->num_sms), 1, 1, 512,
+    te__launch_size(l, te__min(tiles, p->num_sms), 1, 1, 512,
                     te__gemv_joint_shared(q, j->activation != 0, depth));
     p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
     te__plan_why(p, q->high && j->norm

@@ -104,7 +104,7 @@ struct te_joint_kargs {
 struct te_joint_unit {
     int number, product, line; // line: the first of the tile
     // Returns the number of the group's first unit, and the steps between its units.
-    TE_DEV static int first() { return (int)blockIdx.x * GROUPS + (int)threadIdx.x / (32 * WARPS); }
+    TE_DEV static int first() { return (int)blockIdx.x + (int)(threadIdx.x / (32 * WARPS) * gridDim.x); }
     TE_DEV static int step() { return (int)gridDim.x * GROUPS; }
     // Goes to unit `n`. Returns whether there is such a unit.
     TE_DEV bool open(const te__gemv_joint_kargs &k, int n) {
@@ -205,19 +205,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
     float *sums = (float *)(memory + 16 * DEPTH * SLOT); // [2][16 / WARPS][HALF][WARPS][few][16], of two units
     te_gemv_shared in(few, k.k, sums + 2 * HALF * 16 * few * 16);
     if (!k.early) te_follow();
-#if NORM
-    te_gemv_norm<NORM == 2, HIGH ? HIGH : A_DT, W_DT, THREADS / 32> norm(k.norm, k.a, k.lda, k.m, k.k);
-    norm.ask_weights();
-#endif
 #pragma unroll 1
     for (int i = 0; i < DEPTH; i++) ring.copy();
+#if NORM
+    te_gemv_norm<NORM == 2, HIGH ? HIGH : A_DT, W_DT, THREADS / 32, PART / 8> norm(k.norm, k.a, k.lda, few, k.k);
+    if (threadIdx.x < in.all) norm.ask_weights(in.part_of(threadIdx.x).y * (PART / 8));
+#endif
+    // The thread's result of a tile: that of this line of the tile, and of this row of A.
+    const int line = threadIdx.x % 16, row = threadIdx.x % (32 * WARPS) / 16;
+    te_joint_unit unit;
+    bool there = unit.open(k, te_joint_unit::first());
+#if ROPE // where the thread's first result goes, and its angle: loads that depend on one another, and sincosf
+    te_rotated rotated;
+    bool asked = k.rope_early && there && row < few && unit.line_of(k, line) < k.part[unit.product].n;
+    if (asked) rotated = te_rotate_ask(kargs.rope, unit.product, unit.line_of(k, line), row);
+#endif
     te_follow();
     te_lead();
-    te_u32 largest = 0;
 #if NORM
-    largest = norm.rows(in.base, in.line_bytes, sums); // four floats for each of at most sixteen parts of a row
+    const te_u32 largest = in.normalize(norm, sums); // four floats for each of at most sixteen parts of a row
+#if HIGH
+    const float of_all_y = in.fill(k.a, k.lda, k.factor_a, k.q, largest, norm.x);
+#else
+    const float of_all_y = 1.0f;
 #endif
-    const float of_all_y = in.fill(k.a, k.lda, k.factor_a, k.q, largest);
+#else
+    const float of_all_y = in.fill(k.a, k.lda, k.factor_a, k.q);
+#endif
     __syncthreads();
     const int of_y = HALVES ? g & 3 : g;              // the lane's line of each set of Y
     const bool own = !HALVES || (g >> 2) == (t >> 1); // else the lane has zeros there
@@ -232,8 +246,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
             base_scale[l][h] = in.scale_of(SET * l + first_y + h, HALVES ? t >> 1 : 0) + warp * 16;
     }
     sums += group * (HALF * WARPS * few * 16);
-    // The thread's result of a tile: that of this line of the tile, and of this row of A.
-    const int line = threadIdx.x % 16, row = threadIdx.x % (32 * WARPS) / 16;
 
     float sum[SETS][4]; // as in gemv_k
     // Multiplies the oldest turn, of the k that the n-th turn of the warp has.
@@ -303,10 +315,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
         }
     };
 
-    te_joint_unit unit;
     int odd = 0;
 #pragma unroll 1
-    for (bool there = unit.open(k, te_joint_unit::first()); there; odd ^= 1) {
+    for (; there; odd ^= 1) {
         const te__gemv_part &p = k.part[unit.product];
         const int column = unit.line_of(k, line);
         const bool mine = row < few && column < p.n;
@@ -319,8 +330,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
             if (mine && q.bias) te_gemm_load<1>(q.bias, column, q.bias_dt, bias + h);
         }
 #if ROPE
-        te_rotated rotated;
-        if (mine) rotated = te_rotate_ask(kargs.rope, unit.product, column, row);
+        if (mine && !asked) rotated = te_rotate_ask(kargs.rope, unit.product, column, row);
+        asked = false;
 #endif
         if (JOINT == 3 && mine) residual = te_load(k.residual, (te_i64)row * p.n + column, D_DT);
         float *of_unit = sums + odd * (HALF * 16 * few * 16);

@@ -4,7 +4,8 @@
 // not quantized are copied.
 //
 // THREADS is the number of threads of a block. WHOLE: Y's rows have whole turns, and start at multiples of 16 bytes.
-// NORM: the lines have the normalized rows of A already (gemv_norm.cuh), in order, and are quantized in place.
+// NORM: A's rows are normalized first (gemv_norm.cuh). If each thread has one part at most, parts stay in its registers;
+// else the lines have the normalized rows, in order, and are quantized in place.
 //
 // A line has a slot of 16 bytes for each chunk of eight values. In a turn the four lanes of a quad read neighbouring
 // slots, so the slots are in the order [unit][chunk][lane], where each lane has the chunks that it has of X.
@@ -63,11 +64,34 @@ struct te_gemv_shared {
         const int line = (int)__umulhi((te_u32)i, inverse); // right for all i below 2^32 / parts of a line
         return make_int2(line, i - line * turns * (TURN / PART));
     }
+#if NORM
+    // Normalizes A. Returns the largest |y| that the thread has, in the form of raise(). norm.x has the thread's part
+    // after that, if it has one at most.
+    template <class N> TE_DEV te_u32 normalize(N &norm, float *sums) const {
+        te_u32 largest = 0;
+        const int2 first = part_of(threadIdx.x);
+        if (threadIdx.x < all) norm.ask(first.x, first.y * (PART / 8));
+        norm.add_up(sums);
+#pragma unroll 1
+        for (int i = threadIdx.x; i < all; i += THREADS) {
+            const int2 p = part_of(i);
+            const int at = p.y * (PART / 8);
+            if (i >= THREADS) norm.ask_weights(at), norm.ask(p.x, at);
+            norm.finish(p.x, sums, largest);
+            if (BITS == 16 || all > THREADS)
+#pragma unroll
+                for (int c = 0; c < PART / 8; c++)
+                    te_sts16(base + p.x * line_bytes + (at + c) * 16,
+                             make_uint4(norm.x[c].w[0], norm.x[c].w[1], norm.x[c].w[2], norm.x[c].w[3]));
+        }
+        return largest;
+    }
+#endif
 #if BITS == 16
     // Copies Y, which has whole turns.
-    TE_DEV float fill(const void *a, te_i64 lda, float, const te__gemv_quantizing &, te_u32 = 0) const {
+    TE_DEV float fill(const void *a, te_i64 lda, float, const te__gemv_quantizing &) const {
 #pragma unroll 1
-        for (int i = threadIdx.x; i < all && !NORM; i += THREADS) {
+        for (int i = threadIdx.x; i < all; i += THREADS) {
             const int2 p = part_of(i);
             te_sts16(base + p.x * line_bytes + p.y * 16, *(const uint4 *)((const te_u16 *)a + p.x * lda + p.y * 8));
         }
@@ -133,35 +157,39 @@ struct te_gemv_shared {
         most = __float_as_uint(scratch[threadIdx.x & (THREADS / 32 - 1)]);
         return __uint_as_float(__reduce_max_sync(0xffffffffu, most));
     }
-    // Quantizes A. Returns the factor of all its values. With NORM, `largest` is the largest |x| that the thread has
-    // written, in the form of raise().
-    TE_DEV float fill(const void *a, te_i64 lda, float factor_a, const te__gemv_quantizing &q,
-                      te_u32 largest = 0) const {
+    // Quantizes A. Returns the factor of all its values. With NORM, `largest` is the largest |x| that the thread has,
+    // in the form of raise(), and `part` its part, if it has one at most.
+    TE_DEV float fill(const void *a, te_i64 lda, float factor_a, const te__gemv_quantizing &q, te_u32 largest = 0,
+                      const te_raw<HIGH> *part = nullptr) const {
         const float fp8_max = Y_DT == TE_F8E4M3 ? 448.0f : 57344.0f;
         float scale = 1.0f, factor = 1.0f;
         te_raw<TE_ANY> raw[AT_ONCE] = {}; // the next parts of the thread
-        bool there = false;               // whether amax has loaded the only round
+        bool there = NORM && all <= THREADS; // whether the only round has been loaded
+#if NORM
+#pragma unroll
+        for (int c = 0; c < PART / 8; c++)
+#pragma unroll
+            for (int j = 0; j < te_raw<HIGH>::words; j++) raw[c].w[j] = part[c].w[j];
+#endif
 #if SCALES == 2
         float most = NORM ? over_block(largest) : amax(a, lda, q.vector, raw);
-        there = !NORM && all <= ROUND * THREADS;
+        if (!NORM) there = all <= ROUND * THREADS;
         const te_nvfp4_tensor tensor = te_nvfp4_tensor_of(most, q.code_max);
         factor = most * factor_a;
 #elif !SCALES && !BLOCK
         if (!q.scale || (q.amax && blockIdx.x == 0)) {
             float most = NORM ? over_block(largest) : amax(a, lda, q.vector, raw);
-            there = !NORM && all <= ROUND * THREADS;
+            if (!NORM) there = all <= ROUND * THREADS;
             if (!q.scale) scale = te__block_scale(most, fp8_max, q.epsilon, TE_FLT_MAX, q.power_of_two);
             else if (threadIdx.x == 0 && most > *(volatile float *)q.amax) te_atomic_amax(q.amax, most);
         }
         if (q.scale) scale = *q.scale;
         factor = __frcp_rn(scale) * factor_a;
-#elif NORM
-        __syncthreads(); // over_block waits, too
 #endif
 #pragma unroll 1
         for (int n = 0, i = threadIdx.x; i < all; n++, i += THREADS) {
             if (n % ROUND == 0 && !there) ask_round(a, lda, q.vector, i, raw);
-            const int line = part_of(i).x, part = part_of(i).y;
+            const int line = part_of(i).x, number = part_of(i).y;
             te_u32 out[4];
 #if SCALES == 2
             float v[16];
@@ -172,9 +200,9 @@ struct te_gemv_shared {
             uint2 u = te_nvfp4_block(how, v, te_nvfp4_amax(v), tensor, nullptr, false, 0, 0, &code);
             te_u32 of = te_fp8x2_to_f16(code, 0, TE_F8E4M3);
             te_decode_fp4x8(u.x, __byte_perm(of, 0, 0x1010), out);
-            put(line, 2 * part, out);
+            put(line, 2 * number, out);
             te_decode_fp4x8(u.y, __byte_perm(of, 0, 0x1010), out);
-            put(line, 2 * part + 1, out);
+            put(line, 2 * number + 1, out);
 #else
             float v[8], most = 0.0f;
             te_u32 code[2] = {0, 0};
@@ -186,23 +214,23 @@ struct te_gemv_shared {
             for (int d = 1; d < (BLOCK ? 16 : 4); d *= 2) most = fmaxf(most, __shfl_xor_sync(lanes, most, d));
 #if BLOCK
             scale = te__block_scale(most, fp8_max, q.epsilon, q.code_max, q.power_of_two);
-            if (part % 16 == 0) put_scale(line, part / 16, te__rcp_f32(scale));
+            if (number % 16 == 0) put_scale(line, number / 16, te__rcp_f32(scale));
 #else
             te_u8 e = te__mxfp8_exponent(most, Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE);
             scale = te__mxfp8_multiplier(e);
-            if (part % 4 == 0) put_scale(line, part / 4, te__e8m0_to_f32(e));
+            if (number % 4 == 0) put_scale(line, number / 4, te__e8m0_to_f32(e));
 #endif
 #endif
 #pragma unroll
             for (int j = 0; j < 8; j++) // a scale may be infinite or NaN
-                v[j] = WHOLE || part * 8 + j < k ? __fmul_rn(v[j], scale) : 0.0f;
+                v[j] = WHOLE || number * 8 + j < k ? __fmul_rn(v[j], scale) : 0.0f;
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 code[h] = te_f32x2_to_fp8(v[4 * h], v[4 * h + 1], Y_DT) |
                           (te_u32)te_f32x2_to_fp8(v[4 * h + 2], v[4 * h + 3], Y_DT) << 16;
 #pragma unroll
             for (int j = 0; j < 4; j++) out[j] = te_fp8x2_to_f16(code[j >> 1], j & 1, Y_DT);
-            put(line, part, out);
+            put(line, number, out);
 #endif
 #pragma unroll
             for (int l = 0; l + PART / 8 < AT_ONCE; l++) raw[l] = raw[l + PART / 8];

@@ -99,6 +99,7 @@ typedef struct te__gemv_joint_kargs {
     int m, k, d_dt;
     float factor_a, factor_b;
     int early; /* whether no kernel that may still run writes B, so that it is read before the kernel's turn */
+    int rope_early; /* whether that is so, too, of all that te__rope_kargs names but what is written */
     te__gemv_quantizing q;
     const void *residual; /* [m, n], or NULL */
     void *y;              /* [m, n] of D's format: the result of the step after the products, or NULL */

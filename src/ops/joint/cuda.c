@@ -46,6 +46,13 @@ static bool te__joint_rope_fits(const te_op_joint_gemm_args *a, te__rope_kargs *
            (a->scaling_b != TE_SCALING_BLOCK_2D || k->half == 0 || 128 % k->d == 0);
 }
 
+/* Returns whether a rotation's places and angles can be read before te_follow. */
+static bool te__joint_rope_is_settled(const te__plan *p, const te_op_qkv_rope_args *rope) {
+    return te__is_settled(p, rope->cu_seqlens) && te__is_settled(p, rope->cache_positions) &&
+           te__is_settled(p, rope->page_table) && te__is_settled(p, rope->angles.start_positions) &&
+           te__is_settled(p, rope->angles.positions) && te__is_settled(p, rope->angles.freqs);
+}
+
 /* Plans the products and the step after them, of rows that `norm` makes of A if it is not NULL. Returns false, and has
  * planned nothing, if gemv_joint cannot take them. A rotation that the kernel cannot take has a launch of its own. */
 static bool te__joint_plan_one(te__plan *p, const te_op_joint_gemm_args *a, const te__gemv_norm *norm) {
@@ -64,6 +71,7 @@ static bool te__joint_plan_one(te__plan *p, const te_op_joint_gemm_args *a, cons
     if (a->rope.q && te__joint_rope_fits(a, &rope)) {
         joint.rope = &rope;
         joint.rope_bytes = sizeof(rope);
+        joint.rope_early = te__joint_rope_is_settled(p, &a->rope);
     }
     if (!te__gemm_plan_joint(p, product, joint)) return false;
     if (a->rope.q && !joint.rope) te__joint_plan_rope(p, a);

@@ -400,6 +400,10 @@
 #include "nn/sequential.c"
 #include "nn/inference.c"
 #include "nn/fp8_attention.c"
+#ifndef TE_NO_DIST
+#include "nn/fp8_context.c"
+#endif
+#include "nn/fp8_core.c"
 #include "nn/core_attention.c"
 #include "nn/transformer.c"
 #include "nn/joint.c"

@@ -22,7 +22,8 @@
  *                               summed in f32
  *     deepep, uccl_ep, hybridep
  *                               one implementation under three names. te_all_to_all sends tokens to the ranks of their
- *                               experts and back; the group must support it. The host waits for the numbers of tokens
+ *                               experts and back; the group must support it
+ * In each call the host waits for the numbers of tokens. With te_set_max_dispatch_tokens it does not.
  *
  * Automodel has defects in four places. There te.h does this instead:
  *   - With an all-to-all dispatcher, experts of the backend "torch" run one GEMM per expert.
@@ -119,6 +120,17 @@ typedef struct te_moe_backend {
                                        * none */
     int world_size;                   /* number of all ranks of the program; 0 => the size of ep_group */
 } te_moe_backend;
+
+/* Sets the largest number of tokens that any rank of ep_group has in a call, for all experts in m and below it. All
+ * ranks set the same number. The host then waits for nothing in a forward or backward pass of experts that ranks share,
+ * and te_graph_begin can capture them: numbers of tokens of each expert stay on the device, and may differ in each
+ * launch. All dispatchers gather the tokens then, each rank's padded to this number: (size - 1) * tokens rows from each
+ * rank, there and back, where te_all_to_all sends K * tokens * (size - 1) / size rows if the experts have equal shares.
+ * The experts of a rank have room for size * tokens * K rows. Experts of the backend "torch" run as "torch_mm".
+ * 0, the initial value => the host waits. A capture then takes the largest number of tokens of the module's last call,
+ * if the dispatcher is "torch".
+ * TE_ERR_INVALID for a negative number. A call with more tokens: TE_ERR_SHAPE. */
+TE_API te_result te_set_max_dispatch_tokens(te_module *m, int64_t tokens);
 
 /* Creates a Gate, which chooses experts and computes router weights for each token. Owned by the caller.
  * Parameters: weight [E, dim], bias [E]. Buffer: e_score_correction_bias f32 [E], which affects the choice of experts,

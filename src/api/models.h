@@ -77,7 +77,7 @@ typedef struct te_causal_lm_desc {
                                   * (te_get_batch_on_this_cp_rank, TE_BSHD). No caches */
     te_group *ep_group;          /* rank r has the experts r * E / n to (r + 1) * E / n - 1 of E, and n divides E. They
                                   * have ids of their own, in any number, and exchange tokens; the host waits for their
-                                  * number */
+                                  * number (te_set_max_dispatch_tokens: it does not) */
     te_dtype params_dtype;       /* format of parameters and hidden states: f32, f16 or bf16; 0 => bf16 */
     te_params_device device;     /* where parameters are allocated; 0 => the context's device */
     te_init init;                /* initial values of weights */

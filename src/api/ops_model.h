@@ -518,6 +518,8 @@ typedef struct te_attn_fp8 {
     te_tensor *q_scale_inv, *k_scale_inv, *v_scale_inv; /* f32 [1], read; only for FP8 codes of q, k and v, which need
                                                          * them */
     te_tensor *do_scale_inv;      /* f32 [1], read by the backward pass alone; only for FP8 codes of d_o */
+    bool part_of_keys;            /* backward pass: o and lse are those of more keys than k and v have (ranks that share
+                                   * sequences). D_i is o_i d_o_i then, whatever the kernel, and needs o */
 } te_attn_fp8;
 
 /* O = softmax(scale * Q K^T, masked) V, without storing the score matrix.

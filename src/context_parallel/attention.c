@@ -1,4 +1,6 @@
-/* context_parallel/attention.c: attention over sequences that ranks share. This file must not depend on modules.
+/* context_parallel/attention.c: attention over sequences that ranks share. This file must not depend on modules, or on
+ * how tensors are quantized: q, k, v and the gradient of o may be FP8 codes with the factors of args.fp8, which travel
+ * as codes. All ranks then have the same factors.
  *
  * A piece is the attention of some queries of this rank to some keys. te_op_context_merge merges the pieces' outputs in
  * f32. The backward pass of a piece needs only the merged output and LSE. */
@@ -7,8 +9,9 @@
 
 /* The state of one call of te_attention. It is recorded for te_backward. */
 typedef struct te__context_attention {
-    te_op_attn_fwd_args args; /* te__context_backward replaces its tensors by the saved ones */
+    te_op_attn_fwd_args args; /* te__context_gradients replaces its tensors by the saved ones */
     te__context context;
+    te_dtype dtype; /* of the output and of the gradients */
     bool causal, packed;
     int seq; /* index of the dimension of tokens */
 } te__context_attention;
@@ -200,7 +203,7 @@ static te_result te__context_attend(const te__context_attention *s, int i, te_te
     te_tensor *sums = te__context_sums(s, &p, lse), *out = te__context_queries(s, &p, o);
     te_result result = te__context_open(s, &p, i, q, k, v, &a);
     if (result != TE_OK || !sums || !out) return te_error_code(q->te);
-    a.o = te__empty_like(out, q->dtype);
+    a.o = te__empty_like(out, s->dtype);
     a.lse = te__empty_like(sums, TE_F32);
     a.max_logit = max_logit ? te__empty_like(max_logit, TE_F32) : NULL;
     if (!a.o || !a.lse || (max_logit && !a.max_logit)) return te_error_code(q->te);
@@ -213,35 +216,40 @@ typedef struct te__context_grads {
     te_tensor *q, *o, *lse, *d_o, *dq, *dbias; /* dq is f32; dbias is NULL if it is not wanted */
 } te__context_grads;
 
-/* Computes the gradients of piece number `i` and adds them to g->dq, dk and dv, which are f32, and to g->dbias. */
+/* Computes the gradients of piece number `i` and adds them to g->dq, dk and dv, which are f32, and to g->dbias. dk and
+ * dv may come with the flight f, which lands behind the product. */
 static te_result te__context_differentiate(const te__context_attention *s, int i, const te__context_grads *g,
-                                           te_tensor *k, te_tensor *v, te_tensor *dk, te_tensor *dv) {
+                                           te_tensor *k, te_tensor *v, te_tensor *dk, te_tensor *dv, te__flight *f) {
     te__context_piece p = te__context_piece_of(s, i, k->shape[s->seq]);
-    te_op_attn_fwd_args f;
+    te_op_attn_fwd_args fwd;
     te_op_attn_bwd_args a = TE_ZERO;
     te_tensor *part[6];
-    te_result result = te__context_open(s, &p, i, g->q, k, v, &f);
+    te_result result = te__context_open(s, &p, i, g->q, k, v, &fwd), landed;
     if (result != TE_OK) return result;
-    a.q = f.q;
-    a.k = f.k;
-    a.v = f.v;
+    a.q = fwd.q;
+    a.k = fwd.k;
+    a.v = fwd.v;
     a.o = te__context_queries(s, &p, g->o);
     a.d_o = te__context_queries(s, &p, g->d_o);
     a.lse = te_tensor_contiguous(te__context_sums(s, &p, g->lse));
-    a.dq = part[0] = te__empty_like(f.q, g->q->dtype);
-    a.dk = part[1] = te__empty_like(f.k, k->dtype);
-    a.dv = part[2] = te__empty_like(f.v, v->dtype);
+    a.dq = part[0] = te__empty_like(fwd.q, s->dtype);
+    a.dk = part[1] = te__empty_like(fwd.k, s->dtype);
+    a.dv = part[2] = te__empty_like(fwd.v, s->dtype);
     part[3] = te__context_queries(s, &p, g->dq);
     part[4] = te__context_keys(s, &p, dk);
     part[5] = te__context_keys(s, &p, dv);
-    a.format = f.format;
-    a.rule = f.rule;
-    a.seed = f.seed;
-    a.offset = f.offset;
-    a.rng = f.rng;
-    if (g->dbias) a.dbias = te__empty_like(f.rule.core_attention_bias, g->dbias->dtype);
+    a.format = fwd.format;
+    a.rule = fwd.rule;
+    a.fp8 = fwd.fp8;
+    a.fp8.part_of_keys = a.fp8.s_dtype != TE_DTYPE_NONE;
+    a.seed = fwd.seed;
+    a.offset = fwd.offset;
+    a.rng = fwd.rng;
+    if (g->dbias) a.dbias = te__empty_like(fwd.rule.core_attention_bias, g->dbias->dtype);
     if (!a.o || !a.d_o || !a.lse || !a.dq || !a.dk || !a.dv || (g->dbias && !a.dbias)) return te_error_code(g->q->te);
     result = te_op_attn_bwd(g->q->te, &a);
+    landed = te__flight_land(f);
+    if (result == TE_OK) result = landed;
     for (i = 0; i < 3 && result == TE_OK; i++)
         result = te__context_join(s->args.format, part[i], NULL, NULL, part[3 + i], NULL, NULL);
     if (result == TE_OK && g->dbias) result = te__context_bias(s, &p, g->dbias, a.dbias, true);
@@ -275,7 +283,7 @@ static te_result te__context_gather(const te__context_attention *s, te_tensor *c
     }
     return result;
 }
-/* Sums the gradients `whole` over the ranks. dx[i] becomes this rank's part of the sum, in the dtype of own[i]. */
+/* Sums the gradients `whole` over the ranks. dx[i] becomes this rank's part of the sum, in s->dtype. */
 static te_result te__context_scatter(const te__context_attention *s, te_tensor *const own[2], te_tensor *const whole[2],
                                      te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
@@ -287,9 +295,9 @@ static te_result te__context_scatter(const te__context_attention *s, te_tensor *
     for (i = 0; i < 2 && result == TE_OK; i++) {
         te__whole_shape(ring, own[i], shape);
         parts[i] =
-            te__context_moved(te_tensor_cast(whole[i], own[i]->dtype),
+            te__context_moved(te_tensor_cast(whole[i], s->dtype),
                               te__context_map_of(&order, own[i], s->args.format, order.ranks, cu), own[i]->ndim, shape);
-        dx[i] = te__empty_like(own[i], own[i]->dtype);
+        dx[i] = te__empty_like(own[i], s->dtype);
         if (!parts[i] || !dx[i]) result = te_error_code(ring->te);
     }
     if (result != TE_OK) return te__refuse(ring, TE__REDUCE_SCATTER, result);
@@ -314,6 +322,8 @@ static te_result te__context_ring_forward(const te__context_attention *s, te_ten
     te_group *ring = s->context.ring;
     const int ranks = te__group_size(ring), n = te__context_pieces(s);
     te_tensor *whole[2] = {NULL, NULL}, *spare[2][2] = {{NULL, NULL}, {NULL, NULL}}, *const *now = kv;
+    te__flight next = TE_ZERO; /* the keys and values of the next piece */
+    te_result landed;
     int i;
     if (s->context.gathers) {
         result = te__context_gather(s, kv, whole, result);
@@ -325,23 +335,27 @@ static te_result te__context_ring_forward(const te__context_attention *s, te_ten
     }
     for (i = 0; i < (s->context.gathers ? n : ranks); i++) {
         const bool passes = !s->context.gathers && i + 1 < ranks;
-        if (passes) result = te__context_pass(ring, now, spare[i % 2], result);
+        if (passes) result = te__context_pass(&next, ring, now, spare[i % 2], 2, result);
         te__frame_begin(ring->te);
         if (result == TE_OK) result = te__context_attend(s, i, q, now[0], now[1], o, lse, max_logit);
         te__frame_end(ring->te, NULL, 0);
+        landed = te__flight_land(&next);
+        if (result == TE_OK) result = landed;
         if (passes) now = spare[i % 2];
     }
     return te__context_agree(ring, result);
 }
 
 /* Computes the gradients of all pieces. The gradients of keys and values travel around the ring, and end at the rank
- * that owns the keys. */
+ * that owns the keys. Beside a product, the next keys and values travel, and the sum that its result is added to. */
 static te_result te__context_ring_backward(const te__context_attention *s, const te__context_grads *g,
                                            te_tensor *const kv[2], te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
     const int ranks = te__group_size(ring), n = te__context_pieces(s);
     te_tensor *whole[2] = {NULL, NULL}, *spare[2][2] = {{NULL, NULL}, {NULL, NULL}},
               *sum[2][2] = {{NULL, NULL}, {NULL, NULL}}, *const *now = kv;
+    te__flight next = TE_ZERO;
+    te_result landed;
     int i;
     if (s->context.gathers) {
         result = te__context_gather(s, kv, whole, result);
@@ -349,7 +363,7 @@ static te_result te__context_ring_backward(const te__context_attention *s, const
         for (i = 0; i < n && result == TE_OK; i++) {
             te__frame_begin(ring->te);
             result = sum[0][0] && sum[0][1]
-                         ? te__context_differentiate(s, i, g, whole[0], whole[1], sum[0][0], sum[0][1])
+                         ? te__context_differentiate(s, i, g, whole[0], whole[1], sum[0][0], sum[0][1], &next)
                          : te_error_code(ring->te);
             te__frame_end(ring->te, NULL, 0);
         }
@@ -362,15 +376,22 @@ static te_result te__context_ring_backward(const te__context_attention *s, const
             result = te_error_code(ring->te);
     }
     for (i = 0; i < ranks; i++) {
-        if (i + 1 < ranks) result = te__context_pass(ring, now, spare[i % 2], result);
+        te_tensor *const *last = sum[(i + 1) % 2], *const *here = sum[i % 2], *const *then = spare[i % 2],
+                  *out[4] = {now[0], now[1], last[0], last[1]}, *in[4] = {then[0], then[1], here[0], here[1]};
+        const int from = i + 1 < ranks ? 0 : 2, to = i > 0 ? 4 : 2;
+        result = te__context_pass(&next, ring, out + from, in + from, to - from, result);
         te__frame_begin(ring->te);
-        if (result == TE_OK) result = te__context_differentiate(s, i, g, now[0], now[1], sum[i % 2][0], sum[i % 2][1]);
+        if (result == TE_OK) result = te__context_differentiate(s, i, g, now[0], now[1], here[0], here[1], &next);
         te__frame_end(ring->te, NULL, 0);
-        result = te__context_pass(ring, sum[i % 2], sum[(i + 1) % 2], result);
-        now = spare[i % 2];
+        landed = te__flight_land(&next);
+        if (result == TE_OK) result = landed;
+        now = then;
     }
+    result = te__context_pass(&next, ring, sum[(ranks + 1) % 2], sum[ranks % 2], 2, result);
+    landed = te__flight_land(&next);
+    if (result == TE_OK) result = landed;
     for (i = 0; i < 2 && result == TE_OK; i++) {
-        dx[i] = te_tensor_cast(sum[ranks % 2][i], kv[i]->dtype);
+        dx[i] = te_tensor_cast(sum[ranks % 2][i], s->dtype);
         if (!dx[i]) result = te_error_code(ring->te);
     }
     return te__context_agree(ring, result);
@@ -386,18 +407,21 @@ static void te__context_starts(const te_attn_rule *x, te_tensor *cu[3]) {
     cu[1] = cu[2] = x->cu_seqlens_kv_padded ? x->cu_seqlens_kv_padded : x->cu_seqlens_kv;
 }
 
-static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
-                                      te_tensor **dx, const bool *needs) {
-    te__context_attention s = *(const te__context_attention *)state;
-    const te__context *c = &s.context;
+/* Computes the gradients of this rank's q, k and v, of a bias and of softmax_offset. `saved`: the tensors of
+ * te__context_save. d_o: the gradient of the output, [.., H, dv]. All ranks make the call; `result`: this rank's result
+ * so far. */
+static te_result te__context_gradients(te__context_attention *s, te_tensor *const *saved, te_tensor *d_o,
+                                       te_tensor **dx, const bool *needs, te_result result) {
+    const te__context *c = &s->context;
+    te_ctx *te = c->heads ? c->heads->te : c->ring->te;
     te__context_grads g = TE_ZERO;
-    te_tensor *cu[3], *d[3] = {NULL, NULL, NULL}, *d_o = te_tensor_contiguous(dy[0]);
-    te_result result = d_o ? TE_OK : te_error_code(te);
+    te_tensor *cu[3], *d[3] = {NULL, NULL, NULL};
     const int64_t heads = saved[0]->shape[saved[0]->ndim - 2];
-    te__attention_tensors(&s.args.rule, (te_tensor **)saved + 6, true);
-    s.args.rng = saved[5];
-    te__context_starts(&s.args.rule, cu);
-    result = te__context_heads(c, &d_o, cu, 1, s.args.format, false, result);
+    int i;
+    te__attention_tensors(&s->args.rule, (te_tensor **)saved + 6, true);
+    s->args.rng = saved[5];
+    te__context_starts(&s->args.rule, cu);
+    result = te__context_heads(c, &d_o, cu, 1, s->args.format, false, result);
     if (te__group_size(c->ring) > 1) {
         g.q = saved[0];
         g.o = saved[3];
@@ -405,20 +429,20 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
         g.d_o = d_o;
         g.dq = te_tensor_zeros(te, TE_F32, saved[0]->ndim, saved[0]->shape);
         if (needs[3]) {
-            const te_tensor *bias = s.args.rule.core_attention_bias;
+            const te_tensor *bias = s->args.rule.core_attention_bias;
             g.dbias = dx[3] = te_tensor_zeros(te, bias->dtype, 4, bias->shape);
         }
         if (result == TE_OK && (!g.dq || (needs[3] && !g.dbias))) result = te_error_code(te);
-        result = te__context_ring_backward(&s, &g, saved + 1, d + 1, result);
-        d[0] = result == TE_OK ? te_tensor_cast(g.dq, saved[0]->dtype) : NULL;
+        result = te__context_ring_backward(s, &g, saved + 1, d + 1, result);
+        d[0] = result == TE_OK ? te_tensor_cast(g.dq, s->dtype) : NULL;
         if (result == TE_OK && !d[0]) result = te_error_code(te);
     } else if (result == TE_OK) {
-        te_op_attn_fwd_args f = s.args;
         te_tensor *all[TE__CONTEXT_INPUTS] = {NULL, NULL, NULL, NULL, NULL};
         te_op_attn_bwd_args a;
-        te__attention_apart(saved, all);
-        a = te__attention_gradients(&f, saved, all, all, needs);
+        for (i = 0; i < 3; i++) all[i] = te__empty_like(saved[i], s->dtype);
+        a = te__attention_gradients(&s->args, saved, all, all, needs);
         a.d_o = d_o;
+        a.fp8 = s->args.fp8;
         result = te__attention_made(&a, needs) ? te_op_attn_bwd(te, &a) : te_error_code(te);
         memcpy(d, all, sizeof(d));
         if (needs[4] && result == TE_OK) { /* dx[4] is the gradient of softmax_offset. This rank fills in the elements
@@ -430,9 +454,15 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
                 result = te_tensor_copy(te_tensor_narrow(dx[4], 0, heads * te__group_rank(c->heads), heads), all[4]);
         }
     }
-    result = te__context_heads(c, d, cu, 3, s.args.format, true, result);
+    result = te__context_heads(c, d, cu, 3, s->args.format, true, result);
     memcpy(dx, d, sizeof(d));
     return result;
+}
+static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                      te_tensor **dx, const bool *needs) {
+    te__context_attention s = *(const te__context_attention *)state;
+    te_tensor *d_o = te_tensor_contiguous(dy[0]);
+    return te__context_gradients(&s, saved, d_o, dx, needs, d_o ? TE_OK : te_error_code(te));
 }
 
 /* Computes the forward pass. parts[0..2] are q, k and v of this rank's tokens, and become the tensors for the backward
@@ -455,7 +485,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
         lse[0] = s->packed ? 1 : q->shape[1 - s->seq];
         lse[1] = heads;
         lse[2] = q->shape[s->seq];
-        a->o = te_tensor_empty(te, q->dtype, q->ndim, shape);
+        a->o = te_tensor_empty(te, s->dtype, q->ndim, shape);
         a->lse = te_tensor_empty(te, TE_F32, 3, lse);
         if (max_logit && te__group_size(c->heads) > 1) own_max = te__empty_1d(te, TE_F32, heads);
         if (a->rule.softmax_offset)
@@ -486,9 +516,9 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     return te__context_heads(c, o, cu, 1, a->format, true, result);
 }
 
-/* Compares the calls of all ranks before the first exchange. If one rank fails, all ranks fail. `result` is this rank's
- * result so far. *compared becomes true if the calls were compared. */
-static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attn_desc *d,
+/* Compares the calls of all ranks before the first exchange. If one rank fails, all ranks fail. `codes`: the recipe
+ * quantizes q, k and v. `result` is this rank's result so far. *compared becomes true if the calls were compared. */
+static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attn_desc *d, bool codes,
                                    te_result result, bool *compared) {
     te_group *const groups[2] = {c->heads, c->ring};
     char what[384] = "", q[TE__SHAPE_TEXT], k[TE__SHAPE_TEXT], v[TE__SHAPE_TEXT];
@@ -497,13 +527,14 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
     if (result == TE_OK)
         snprintf(what, sizeof(what),
                  "attention of q %s, k %s, v %s %s, format %d, attn_mask_type %d, window_size %lld, %lld, "
-                 "softmax_scale %g, dropout %g, %s%s%s",
+                 "softmax_scale %g, dropout %g, %s%s%s%s",
                  te__shape_text(q_k_v[0], q), te__shape_text(q_k_v[1], k), te__shape_text(q_k_v[2], v),
                  te_dtype_name(q_k_v[0]->dtype), (int)d->format, (int)d->rule.mask,
                  (long long)(d->rule.window.on ? d->rule.window.left : -1),
                  (long long)(d->rule.window.on ? d->rule.window.right : -1), (double)d->rule.softmax_scale,
                  (double)d->rule.dropout_p, d->rule.cu_seqlens_q ? "cu_seqlens, " : "",
-                 d->rule.core_attention_bias ? "a bias, " : "", c->gathers ? "keys gathered" : "keys exchanged");
+                 d->rule.core_attention_bias ? "a bias, " : "", codes ? "FP8, " : "",
+                 c->gathers ? "keys gathered" : "keys exchanged");
     for (i = 0; i < 2; i++) { /* if the comparison fails in groups[0], the ranks of groups[1] are told */
         if (!te__group_compares(groups[i], c->met)) continue;
         result = te__group_compare(groups[i], what, result);
@@ -513,28 +544,18 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
     return result;
 }
 
-/* Computes te_attention of this rank's tokens q, k, v to the keys of all ranks of *c. All ranks must call this
- * function.
- * cu_seqlens and max_seqlen are those of whole sequences. A bias has this rank's rows and a column for each key, in
- * sequence order.
- * `result` is this rank's result so far; the other ranks learn of a failure.
- * max_logit is the maximum over all ranks. The gradient of softmax_offset covers this rank's heads only. */
-static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attn_desc *desc, te__context *c,
-                                            te_result result) {
+/* Begins a call: sets up *s, and parts[0..2] as q, k and v without gradients. Draws random bits for dropout;
+ * te__rng_back undoes the draw. */
+static te_result te__context_begin(te__context_attention *s, const te__context *c, te_tensor *const q_k_v[3],
+                                   const te_attn_desc *desc, te_tensor *parts[3], te_result result) {
     te_ctx *te = c->heads ? c->heads->te : c->ring->te;
-    const te__rng_state before = te__rng_now(te);
-    te__context_attention s = TE_ZERO;
-    te_op_attn_fwd_args *a = &s.args;
-    te_tensor *parts[3] = {NULL, NULL, NULL}, *in[TE__CONTEXT_INPUTS], *saved[TE__CONTEXT_SAVED], *o = NULL;
-    bool compared;
+    te_op_attn_fwd_args *a = &s->args;
     int i;
-    result = te__context_meets(c, q_k_v, desc, result, &compared);
-    if (result != TE_OK && compared) return NULL;
-    te__frame_begin(te);
-    s.context = *c;
-    s.causal = te__attn_is_causal(desc->rule.mask);
-    s.packed = desc->format == TE_THD;
-    s.seq = te__attn_seq_dim(desc->format);
+    s->context = *c;
+    s->dtype = q_k_v[0] ? q_k_v[0]->dtype : TE_F32;
+    s->causal = te__attn_is_causal(desc->rule.mask);
+    s->packed = desc->format == TE_THD;
+    s->seq = te__attn_seq_dim(desc->format);
     a->format = desc->format;
     a->rule = desc->rule;
     if (a->rule.window.left < 0) a->rule.window.on = false; /* The window {left, right} is {-1, -1}, or {-1, 0} with a
@@ -550,25 +571,53 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
     }
     if (result == TE_OK && a->rule.dropout_p > 0.0f) { /* each rank has its own offsets, so that ranks drop different
                                                         * elements */
-        const uint64_t pieces = (uint64_t)te__context_pieces(&s);
+        const uint64_t pieces = (uint64_t)te__context_pieces(s);
         te__draw draw = te__rng_draw(te, pieces * (uint64_t)te__context_size(c));
         a->seed = draw.seed;
         a->offset = draw.offset + pieces * (uint64_t)te__context_rank(c);
         a->rng = draw.rng;
     }
+    return result;
+}
+/* Fills the lists of a node from a call: the tensors that may have gradients, and those that the backward pass reads.
+ * `parts`: from te__context_forward. */
+static void te__context_save(te__context_attention *s, te_tensor *const q_k_v[3], const te_attn_desc *desc,
+                             te_tensor *const parts[3], te_tensor **in, te_tensor **saved) {
+    te_op_attn_fwd_args *a = &s->args;
+    int i;
+    for (i = 0; i < 3; i++) {
+        in[i] = q_k_v[i];
+        saved[i] = parts[i];
+    }
+    in[3] = desc->rule.core_attention_bias;
+    in[4] = desc->rule.softmax_offset;
+    saved[3] = a->o;
+    saved[4] = a->lse;
+    saved[5] = (te_tensor *)a->rng;
+    a->max_logit = NULL;
+    te__attention_tensors(&a->rule, saved + 6, false);
+}
+
+/* Computes te_attention of this rank's tokens q, k, v to the keys of all ranks of *c. All ranks must call this
+ * function.
+ * cu_seqlens and max_seqlen are those of whole sequences. A bias has this rank's rows and a column for each key, in
+ * sequence order.
+ * `result` is this rank's result so far; the other ranks learn of a failure.
+ * max_logit is the maximum over all ranks. The gradient of softmax_offset covers this rank's heads only. */
+static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attn_desc *desc, te__context *c,
+                                            te_result result) {
+    te_ctx *te = c->heads ? c->heads->te : c->ring->te;
+    const te__rng_state before = te__rng_now(te);
+    te__context_attention s = TE_ZERO;
+    te_tensor *parts[3] = {NULL, NULL, NULL}, *in[TE__CONTEXT_INPUTS], *saved[TE__CONTEXT_SAVED], *o = NULL;
+    bool compared;
+    result = te__context_meets(c, q_k_v, desc, false, result, &compared);
+    if (result != TE_OK && compared) return NULL;
+    te__frame_begin(te);
+    result = te__context_begin(&s, c, q_k_v, desc, parts, result);
     result = te__context_forward(&s, parts, desc->max_logit, &o, result);
     if (result == TE_OK) {
-        for (i = 0; i < 3; i++) {
-            in[i] = q_k_v[i];
-            saved[i] = parts[i];
-        }
-        in[3] = desc->rule.core_attention_bias;
-        in[4] = desc->rule.softmax_offset;
-        saved[3] = a->o;
-        saved[4] = a->lse;
-        saved[5] = (te_tensor *)a->rng;
-        a->max_logit = NULL;
-        te__attention_tensors(&a->rule, saved + 6, false);
+        te__context_save(&s, q_k_v, desc, parts, in, saved);
         o = te__record("context_attention", o, te__context_backward, &s, sizeof(s), in, TE__CONTEXT_INPUTS, saved,
                        TE__CONTEXT_SAVED);
     } else

@@ -149,29 +149,18 @@ static te_result te__context_heads(const te__context *c, te_tensor **x, te_tenso
 
 /* ---- the ring ---- */
 
-/* Sends the tensors `out` to the next rank, and receives `in` from the previous one. Sends may wait for receivers, so
- * odd ranks receive first. */
-static te_result te__context_pass(te_group *group, te_tensor *const out[2], te_tensor *const in[2], te_result result) {
-    const int size = te__group_size(group), rank = te__group_rank(group), next = (rank + 1) % size,
-              last = (rank + size - 1) % size;
-    int turn, i;
-    for (i = 0; i < 2 && result == TE_OK; i++)
-        if (!out[i] || !in[i]) result = te_error_code(group->te);
-    for (turn = 0; turn < 2; turn++)
-        for (i = 0; i < 2; i++) {
-            if (turn == rank % 2) {
-                if (result == TE_OK) result = te_send(group, out[i], next);
-                else te__refuse_peer(group, TE__SEND, next, result);
-            } else if (result == TE_OK)
-                result = te_recv(group, in[i], last);
-            else
-                te__refuse_peer(group, TE__RECV, last, result);
-        }
-    return result;
+/* Begins to send the n tensors `out` to the next rank, and to receive `in` from the previous one, beside what the
+ * context queues until the flight lands (dist/flight.c). The caller keeps the tensors until then. */
+static te_result te__context_pass(te__flight *f, te_group *group, te_tensor *const *out, te_tensor *const *in, int n,
+                                  te_result result) {
+    const int size = te__group_size(group), rank = te__group_rank(group);
+    return te__flight_pass(f, group, out, (rank + 1) % size, in, (rank + size - 1) % size, n, result);
 }
 /* Returns a failure on all ranks if `result` is a failure on any rank. Without group->refuse, ranks cannot tell each
- * other of failures; in this case returns `result`. */
+ * other of failures; in this case returns `result`. A group that passes all tensors at once (NCCL) ends for all ranks
+ * when one refuses, so that nobody has to wait for the others here. */
 static te_result te__context_agree(te_group *group, te_result result) {
     if (te__is_alone(group) || !group->refuse) return result;
+    if (group->pass) return result == TE_OK ? result : te__refuse(group, TE__PASS, result);
     return result == TE_OK ? te_barrier(group) : te__refuse(group, TE__BARRIER, result);
 }

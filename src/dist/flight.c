@@ -50,30 +50,48 @@ static void te__flight_drop(te__flight *f) {
     te_tensor_release(f->out);
     memset(f, 0, sizeof(*f));
 }
+/* Begins a flight that is empty, and makes the group queue on its second stream until te__flight_closes. */
+static te_result te__flight_opens(te__flight *f, te_group *group, te_result result) {
+    memset(f, 0, sizeof(*f));
+    if (result != TE_OK || !te__group_forks(group)) return result;
+    result = te__flight_fork(group, f);
+    if (result == TE_OK) {
+        group->queue_on(group->is.user, group->side);
+        return TE_OK;
+    }
+    te__event_release(f->end);
+    f->end = NULL;
+    return result;
+}
+/* The collectives of the flight have been queued, with this result. */
+static te_result te__flight_closes(te__flight *f, te_group *group, te_result result) {
+    te_result marked;
+    if (!f->end) return result;
+    marked = te__stream_mark(group->side, f->end);
+    group->queue_on(group->is.user, NULL);
+    return result == TE_OK ? marked : result;
+}
 /* Begins te_all_reduce (a sum; out is NULL), te_reduce_scatter or te_all_gather. `f` is empty. On failure it stays so.
  * `result`: an error of this rank from before, which it tells the others. */
 static te_result te__flight_begin(te__flight *f, te_group *group, te__collective kind, te_tensor *x, te_tensor *out,
                                   te_result result) {
-    const bool forks = result == TE_OK && te__group_forks(group);
-    memset(f, 0, sizeof(*f));
-    if (forks) result = te__flight_fork(group, f);
-    if (result != TE_OK) {
-        te__event_release(f->end);
-        f->end = NULL;
-        return te__refuse(group, kind, result);
-    }
+    result = te__flight_opens(f, group, result);
+    if (result != TE_OK) return te__refuse(group, kind, result);
     f->x = te_tensor_retain(x);
     f->out = te_tensor_retain(out);
-    if (forks) group->queue_on(group->is.user, group->side);
-    result = te__flight_run(group, kind, f);
-    if (forks) {
-        te_result marked = te__stream_mark(group->side, f->end);
-        group->queue_on(group->is.user, NULL);
-        if (result == TE_OK) result = marked;
-    } else if (f->out) { /* the collective has read x, as far as the context's stream goes */
+    result = te__flight_closes(f, group, te__flight_run(group, kind, f));
+    if (!f->end && f->out) { /* the collective has read x, as far as the context's stream goes */
         te_tensor_release(f->x);
         f->x = NULL;
     }
+    if (result != TE_OK) te__flight_drop(f);
+    return result;
+}
+/* Begins te__pass. The caller keeps the tensors until the flight has landed. On failure `f` is empty. */
+static te_result te__flight_pass(te__flight *f, te_group *group, te_tensor *const *out, int to, te_tensor *const *in,
+                                 int from, int n, te_result result) {
+    result = te__flight_opens(f, group, result);
+    result = te__flight_closes(f, group, te__pass(group, out, to, in, from, n, result));
     if (result != TE_OK) te__flight_drop(f);
     return result;
 }

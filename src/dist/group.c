@@ -10,13 +10,15 @@ typedef enum te__collective {
     TE__ALL_TO_ALL,
     TE__SEND,
     TE__RECV,
+    TE__PASS, /* te__pass: te_send and te_recv at once */
     TE__BETWEEN, /* no collective: what a rank does between two of them */
     TE__COLLECTIVE_COUNT
 } te__collective;
 static const char *te__collective_name(te__collective kind) {
     static const char *const names[TE__COLLECTIVE_COUNT] = {"te_all_reduce", "te_all_gather", "te_reduce_scatter",
                                                             "te_broadcast",  "te_barrier",    "te_all_to_all",
-                                                            "te_send",       "te_recv",       "its own work"};
+                                                            "te_send",       "te_recv",       "te_send and te_recv",
+                                                            "its own work"};
     return names[kind];
 }
 
@@ -29,6 +31,9 @@ struct te_group {
      * for nobody. `peer` is a te_send's destination or a te_recv's source: it alone must fail. `refuse` may be NULL. */
     void (*refuse)(void *user, te_ctx *te, te__collective kind, int peer, te_result code);
     te_group *(*split)(te_group *group, int color, int key); /* te_group_split; NULL: the group cannot be split */
+    /* Sends out[0] to out[n - 1] to rank `to` and receives in[0] to in[n - 1] from rank `from`, all at once. All ranks
+     * of the group make the call. If one refuses it, all fail. NULL: te__pass calls te_send and te_recv. */
+    te_result (*pass)(void *user, te_ctx *te, te_tensor *const *out, int to, te_tensor *const *in, int from, int n);
     /* Makes later collectives queue on `s` in place of the context's own stream; NULL: on that again. queue_on itself
      * may be NULL: the group queues on the context's own stream alone, or on none. */
     void (*queue_on)(void *user, te__stream *s);
@@ -457,6 +462,54 @@ TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
     r = group->is.recv(group->is.user, group->te, x, from);
     te__touch(x);
     return te__report_collective(group, TE__RECV, 0, r);
+}
+
+/* te__pass by te_send and te_recv. A te_send may wait for its te_recv, so odd ranks receive first. */
+static te_result te__pass_in_turns(te_group *group, te_tensor *const *out, int to, te_tensor *const *in, int from,
+                                   int n, te_result result) {
+    int turn, i;
+    for (turn = 0; turn < 2; turn++)
+        for (i = 0; i < n; i++) {
+            if (turn == group->is.rank % 2) {
+                if (result == TE_OK) result = te_send(group, out[i], to);
+                else te__refuse_peer(group, TE__SEND, to, result);
+            } else if (result == TE_OK)
+                result = te_recv(group, in[i], from);
+            else
+                te__refuse_peer(group, TE__RECV, from, result);
+        }
+    return result;
+}
+static te_result te__pass_at_once(te_group *group, te_tensor *const *out, int to, te_tensor *const *in, int from,
+                                  int n, te_result result) {
+    uint64_t bytes = 0;
+    int i;
+    for (i = 0; i < n && result == TE_OK; i++) {
+        result = te__want_shared(group, TE__PASS, "x", out[i]);
+        if (result == TE_OK) result = te__want_shared(group, TE__PASS, "x", in[i]);
+        if (result == TE_OK) result = te__group_captures(group, TE__PASS, out[i], in[i]);
+        if (result == TE_OK) bytes += (uint64_t)te_tensor_bytes(out[i]);
+    }
+    if (result != TE_OK) return te__refuse(group, TE__PASS, result);
+    if (te__is_alone(group)) return TE_OK;
+    result = group->pass(group->is.user, group->te, out, to, in, from, n);
+    for (i = 0; i < n; i++) te__touch(in[i]);
+    result = te__report_collective(group, TE__PASS, bytes, result);
+    if (result == TE_OK) { /* to the program these are calls of te_send and te_recv */
+        group->count[TE__SEND].calls += (uint64_t)n;
+        group->count[TE__SEND].bytes += bytes;
+        group->count[TE__RECV].calls += (uint64_t)n;
+    }
+    return result;
+}
+/* Sends n tensors to rank `to` and receives as many from rank `from`. All ranks make the call. `result`: an error of
+ * this rank from before, which it tells the others. */
+static te_result te__pass(te_group *group, te_tensor *const *out, int to, te_tensor *const *in, int from, int n,
+                          te_result result) {
+    int i;
+    for (i = 0; i < n && result == TE_OK; i++)
+        if (!out[i] || !in[i]) result = te_error_code(group->te);
+    return (group->pass ? te__pass_at_once : te__pass_in_turns)(group, out, to, in, from, n, result);
 }
 
 /* ---- comparing ---- */

@@ -49,6 +49,8 @@ typedef struct te__nccl_call {
     size_t count; /* elements of `dtype`; te_all_to_all: bytes of a line */
     int dtype, op, peer;
     const int64_t *send_counts, *recv_counts;
+    te_tensor *const *outs, *const *ins; /* te__pass: `peer` gets `outs`, and `from` sends `ins` */
+    int n, from;
 } te__nccl_call;
 
 /* ---- failing ---- */
@@ -239,6 +241,20 @@ static te__nccl_result te__nccl_exchange(te__nccl_rank *me, const te__nccl_call 
     end = te__nccl.GroupEnd();
     return r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS ? end : r;
 }
+/* Sends tensors to one rank and receives others from another. NCCL runs them all at once. */
+static te__nccl_result te__nccl_pass_on(te__nccl_rank *me, const te__nccl_call *c, void *stream) {
+    te__nccl_result r = te__nccl.GroupStart(), end;
+    int i;
+    for (i = 0; i < 2 * c->n && (r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS); i++) {
+        const te_tensor *x = i % 2 ? c->ins[i / 2] : c->outs[i / 2];
+        const size_t bytes = te_tensor_bytes(x);
+        if (!bytes) continue;
+        r = i % 2 ? te__nccl.Recv(te__data(x), bytes, TE__NCCL_U8, c->from, me->comm, stream)
+                  : te__nccl.Send(te__data(x), bytes, TE__NCCL_U8, c->peer, me->comm, stream);
+    }
+    end = te__nccl.GroupEnd();
+    return r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS ? end : r;
+}
 
 static te__nccl_result te__nccl_issue(te__nccl_rank *me, const te__nccl_call *c, void *stream) {
     switch (c->kind) {
@@ -248,6 +264,7 @@ static te__nccl_result te__nccl_issue(te__nccl_rank *me, const te__nccl_call *c,
     case TE__BROADCAST: return te__nccl.Broadcast(c->x, c->out, c->count, c->dtype, c->peer, me->comm, stream);
     case TE__SEND: return te__nccl.Send(c->x, c->count, c->dtype, c->peer, me->comm, stream);
     case TE__RECV: return te__nccl.Recv(c->out, c->count, c->dtype, c->peer, me->comm, stream);
+    case TE__PASS: return te__nccl_pass_on(me, c, stream);
     default: return te__nccl_exchange(me, c, stream);
     }
 }
@@ -447,6 +464,26 @@ static te_result te__nccl_recv(void *user, te_ctx *te, te_tensor *x, int from) {
     c.peer = from;
     snprintf(more, sizeof more, " from rank %d", from);
     return te__nccl_run(me, &c, te__nccl_what(c.kind, x, more, what));
+}
+
+static te_result te__nccl_pass_all(void *user, te_ctx *te, te_tensor *const *out, int to, te_tensor *const *in,
+                                   int from, int n) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    char what[TE__WHAT_TEXT], shape[TE__SHAPE_TEXT];
+    te__nccl_call c = TE_ZERO;
+    int i;
+    (void)te;
+    c.kind = TE__PASS;
+    c.outs = out;
+    c.ins = in;
+    c.n = n;
+    c.peer = to;
+    c.from = from;
+    for (i = 0; i < n; i++) c.count += te_tensor_bytes(out[i]) + te_tensor_bytes(in[i]);
+    /* neighbours are other ranks on each rank: the text leaves them out, since ranks compare it */
+    snprintf(what, sizeof what, "%s in a ring, %d tensors, the first %s %.128s", te__collective_name(c.kind), n,
+             te_dtype_name(out[0]->dtype), te__shape_text(out[0], shape));
+    return te__nccl_run(me, &c, what);
 }
 
 /* ---- the end ---- */

@@ -124,6 +124,7 @@ static te_group *te__nccl_wrap(te__nccl_rank *me, const char *name,
     me->name = group->name;
     group->refuse = te__nccl_refuse;
     group->queue_on = te__nccl_queue_on;
+    group->pass = te__nccl_pass_all;
     group->split = split;
     return group;
 }

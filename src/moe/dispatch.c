@@ -1,5 +1,10 @@
 /* moe/dispatch.c: two dispatchers, which send tokens to the ranks of their experts and the results back. One gathers
- * all tokens, the other exchanges rows. This file must not depend on what experts compute. */
+ * all tokens, the other exchanges rows. This file must not depend on what experts compute.
+ *
+ * The second one waits: how many rows travel between two ranks is known to the device, and the host must know it to
+ * queue their exchange. The first one needs to know the number of tokens of each rank alone. If that has a bound
+ * (te_set_max_dispatch_tokens), neither waits: all gather. An exchange that had room for every possible choice would
+ * send as many bytes, since all tokens of a rank may choose one rank's experts. */
 
 /* State of one dispatch. Each token is copied for each of its experts. `map` has the row of each copy after sorting by
  * expert. */
@@ -15,7 +20,9 @@ typedef struct te__dispatch {
     te_dtype dtype;      /* format of the tokens */
     te_tensor *weights;  /* router weights, f32; the shape is [tokens to sort, topk] with an index map, and
                           * [tokens, experts] with a mask map */
-    int64_t longest;     /* largest number of tokens of any rank; each rank has this many rows in the gathered tensor */
+    int64_t bound;       /* no rank has more tokens; 0: that is not known, and the host waits */
+    int64_t longest;     /* `bound`, or the largest number of tokens of any rank; each rank has this many rows in the
+                          * gathered tensor */
     int64_t *send, *recv; /* for the exchange: numbers of rows sent to each rank and received from each rank */
     int64_t *chunks;     /* [ranks, local]: number of rows received from each rank for each local expert */
     te_tensor *chunk_sizes, *back_sizes, *back_order; /* All three are on the device. A chunk has the rows from one
@@ -45,12 +52,20 @@ static te_tensor *te__padded_tokens(te_tensor *x, int64_t longest, double fill) 
     return y && te_tensor_fill(y, fill) == TE_OK && te_tensor_copy(te__rows_of(y, 0, te__rows(x)), x) == TE_OK ? y
                                                                                                                : NULL;
 }
+/* Sums x [ranks * d->longest, N] over the ranks and returns the rows of this rank's tokens. If this rank has failed, x
+ * is NULL, and all ranks get an error. */
+static te_tensor *te__summed_tokens(const te__dispatch *d, te_tensor *x) {
+    te_tensor *y = x ? te__empty_2d(x->te, x->dtype, d->longest, te__cols(x)) : NULL;
+    if (!y) {
+        te__refuse(d->group, TE__REDUCE_SCATTER, te_error_code(d->group->te));
+        return NULL;
+    }
+    return te__reduce_scatter(d->group, x, y) == TE_OK ? te__rows_of(y, 0, d->tokens) : NULL;
+}
 static te_result te__gather_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved,
                                             te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te__dispatch *d = (const te__dispatch *)state;
-    te_tensor *sum = te__summed(d->group, te_tensor_contiguous(dy[0]));
     (void)saved, (void)needs;
-    dx[0] = sum ? te__rows_of(sum, te__group_rank(d->group) * d->longest, d->tokens) : NULL;
+    dx[0] = te__summed_tokens((const te__dispatch *)state, te_tensor_contiguous(dy[0]));
     return dx[0] ? TE_OK : te_error_code(te);
 }
 /* Gathers the tokens x [T, N] of all ranks into [ranks * d->longest, N]. Row r * d->longest is the first row of rank r.
@@ -66,21 +81,25 @@ static te_result te__sum_tokens_backward(te_ctx *te, const void *state, te_tenso
                                          te_tensor **dx, const bool *needs) {
     const te__dispatch *d = (const te__dispatch *)state;
     (void)saved, (void)needs;
-    dx[0] = te__gather(d->group, te__padded_tokens(te_tensor_contiguous(dy[0]), d->longest, 0.0));
+    dx[0] = te_tensor_cast(te__gather(d->group, te__padded_tokens(te_tensor_contiguous(dy[0]), d->longest, 0.0)),
+                           TE_F32);
     return dx[0] ? TE_OK : te_error_code(te);
 }
-/* Sums y [ranks * d->longest, N] over the ranks and returns the rows of this rank's tokens. If this rank has failed, y
- * is NULL, and all ranks get an error. */
-static te_tensor *te__sum_tokens(const te__dispatch *d, te_tensor *y) {
-    te_tensor *sum = te__summed(d->group, y),
-              *own = sum ? te__rows_of(sum, te__group_rank(d->group) * d->longest, d->tokens) : NULL;
+/* Sums y [ranks * d->longest, N], f32, over the ranks and returns the rows of this rank's tokens, in `dtype`: the
+ * format in which their gradients travel. If this rank has failed, y is NULL, and all ranks get an error. */
+static te_tensor *te__sum_tokens(const te__dispatch *d, te_tensor *y, te_dtype dtype) {
+    te_tensor *own = te_tensor_cast(te__summed_tokens(d, y), dtype);
     return te__record("sum_tokens", own, te__sum_tokens_backward, d, sizeof(*d), &y, 1, NULL, 0);
 }
-/* Sets d->longest to the largest number of tokens that any rank has. Waits for the device. */
+/* Sets d->longest. Waits for the device, unless there is a bound. */
 static te_result te__longest_tokens(te__dispatch *d, te_ctx *te) {
     int64_t one = 1;
-    te_tensor *x = te_tensor_from_host(te, TE_I64, 1, &one, &d->tokens);
-    te_result result = te__all_reduce(d->group, x, TE_REDUCE_MAX);
+    te_tensor *x;
+    te_result result;
+    d->longest = d->bound;
+    if (d->bound) return TE_OK;
+    x = te_tensor_from_host(te, TE_I64, 1, &one, &d->tokens);
+    result = te__all_reduce(d->group, x, TE_REDUCE_MAX);
     if (result != TE_OK) return result;
     result = te_tensor_to_host(x, &d->longest);
     return result == TE_OK ? result : te__refuse(d->group, TE__ALL_GATHER, result);
@@ -233,8 +252,7 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
 static te_tensor *te__gathered_back(const te__dispatch *d, te_tensor *y, bool weighted) {
     te_dtype dtype = y ? y->dtype : TE_F32;
     if (d->ranks == 1) return te__sum_copies(d, y, weighted);
-    y = te__sum_tokens(d, te__sum_copies(d, te_tensor_cast(y, TE_F32), weighted));
-    return te_tensor_cast(y, dtype);
+    return te__sum_tokens(d, te__sum_copies(d, te_tensor_cast(y, TE_F32), weighted), dtype);
 }
 
 /* ---- ranks exchange rows ---- */

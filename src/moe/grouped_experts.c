@@ -11,6 +11,8 @@ typedef struct te__experts_module {
     te_group *group;
     int ranks, local; /* ranks that share the experts; experts on each rank */
     bool exchanges;   /* true: ranks exchange rows; false: ranks gather all tokens */
+    int64_t bound, longest; /* bound: of te_set_max_dispatch_tokens, or 0. longest: the largest number of tokens that a
+                             * rank has had in the last call that has gathered, outside of captures */
     bool gmm;         /* true: the backend TE_EXPERTS_GMM uses grouped GEMMs; false: it uses a loop over experts */
     /* Names of the GroupedLinear children of each linear layer, which has two, one or no children. The outputs of two
      * children are concatenated. A missing name is NULL. Without children, the weights are parameters of this module
@@ -45,6 +47,18 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     *x = te__moe_matrix(m, args->input, te__expert_dim(&s->config));
     if (!*x) return te_error_code(m->te);
+    if (s->ranks > 1 && m->te->capture && !d->bound)
+        return te__refuse_capture(m->te, "a call of experts that ranks share, whose numbers of tokens are not known",
+                                  s->exchanges ? "call te_set_max_dispatch_tokens before te_graph_begin"
+                                               : "call te_set_max_dispatch_tokens, or the module once, before "
+                                                 "te_graph_begin");
+    if (d->bound && te__rows(*x) > d->bound)
+        return te__fail(m->te, TE_ERR_SHAPE,
+                        "%s: the input is %s, and a rank has %lld tokens at most (%s); %s", m->cls->name,
+                        te__shape_text(args->input, a), (long long)d->bound,
+                        s->bound ? "te_set_max_dispatch_tokens" : "the last call before te_graph_begin",
+                        s->bound ? "set a larger number on all ranks"
+                                 : "call te_set_max_dispatch_tokens before te_graph_begin");
     if (te_tensor_is_sharded(args->input))
         return te__fail(m->te, TE_ERR_INVALID,
                         "%s: the input is a shard (te_tensor_set_sharded); experts take a rank's own tokens, whole",
@@ -97,8 +111,8 @@ static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispa
     if (result != TE_OK) return te__experts_refuse(m, result);
     d->dtype = x->dtype;
     if (!d->topk) return te__mapped_rows(d, x, indices, before, rows);
-    return s->exchanges ? te__exchanged_rows(d, x, indices, padding, ids, rows)
-                        : te__gathered_rows(d, x, indices, padding, on_host, ids, rows);
+    return s->exchanges && !d->bound ? te__exchanged_rows(d, x, indices, padding, ids, rows)
+                                     : te__gathered_rows(d, x, indices, padding, on_host, ids, rows);
 }
 /* Sends the experts' output y back to the ranks that have the tokens. y is NULL if this rank failed. The rank still
  * joins the collectives. */
@@ -106,7 +120,7 @@ static te_result te__experts_back(te_module *m, te_forward_args *args, const te_
                                   const te__expert_rows *rows) {
     te__experts_module *s = (te__experts_module *)m->state;
     const bool after = s->config.apply_router_weight_after_down;
-    if (s->exchanges)
+    if (s->exchanges && !d->bound)
         y = te__exchanged_back(d, after ? te__scale_rows(y, rows->probs) : y, d->dtype, te__expert_dim(&s->config));
     else
         y = te__gathered_back(d, y, after);
@@ -213,22 +227,41 @@ static te_tensor *te__te_experts_compute(te_module *m, te__experts_call *c) {
 }
 static te_result te__experts_run(te_module *m, te_forward_args *args, te__experts_add_fn add) {
     te__experts_module *s = (te__experts_module *)m->state;
-    const bool on_host = s->linears[0][0] && !s->linears[0][1]; /* GroupedExpertsTE */
     te__experts_call c = TE_ZERO;
     te__dispatch d = TE_ZERO;
     te_result result;
+    bool on_host;
+    if (s->ranks > 1) d.bound = s->bound || !m->te->capture ? s->bound : s->longest;
+    on_host = s->linears[0][0] && !s->linears[0][1] && !d.bound; /* GroupedExpertsTE */
     c.args = args;
     c.way = te__experts_way(m);
+    if (d.bound && c.way == TE__EXPERTS_LOOP) c.way = TE__EXPERTS_GROUPED; /* a loop needs the sizes on the host */
     c.add = add;
     result = te__experts_rows(m, args, &d, on_host || c.way == TE__EXPERTS_LOOP, &c.rows);
     if (result == TE_OK) {
         te_tensor *y = on_host ? te__te_experts_compute(m, &c) : te__experts_compute(m, &c);
         result = te__experts_back(m, args, &d, y, &c.rows);
     }
+    if (result == TE_OK && d.longest && !d.bound && !m->te->warming) s->longest = d.longest;
     te__free(m->te, d.host);
     return result;
 }
 static te_result te__experts_forward(te_module *m, te_forward_args *args) { return te__experts_run(m, args, NULL); }
+
+static bool te__experts_set_bound(void *user, te_module *m) {
+    if (m->cls->forward == te__experts_forward) ((te__experts_module *)m->state)->bound = *(const int64_t *)user;
+    return true;
+}
+TE_API te_result te_set_max_dispatch_tokens(te_module *m, int64_t tokens) {
+    if (!m) return TE_ERR_STATE;
+    if (tokens < 0 || tokens > INT32_MAX)
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "te_set_max_dispatch_tokens: tokens is %lld; give the largest number of tokens that a rank has "
+                        "in a call, at most 2^31 - 1, or 0, for which the host waits in each call",
+                        (long long)tokens);
+    te_module_visit(m, te__experts_set_bound, &tokens);
+    return TE_OK;
+}
 
 /* ---- GroupedExperts, GroupedExpertsDeepEP ---- */
 

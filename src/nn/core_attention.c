@@ -538,10 +538,11 @@ static te_result te__dpa_context_choices(te_module *m, const te_attn_call *c, co
                         "DotProductAttention: score_mod, and cp_group with %d ranks, whose rows have other positions; "
                         "leave one of them NULL",
                         ranks);
-    if (te__runs_fp8_attention(m, &cast))
+    if (te__runs_fp8_attention(m, &cast) && te__asks_factory(&cast.recipe))
         return te__fail(m->te, TE_ERR_UNSUPPORTED,
-                        "DotProductAttention: fp8_dpa or fp8_mha of the recipe, and cp_group with %d ranks; "
-                        "te_module_set_recipe(core, NULL, true) keeps this core in high precision",
+                        "DotProductAttention: fp8_dpa or fp8_mha of recipe custom, and cp_group with %d ranks, whose "
+                        "codes need one scale; take another recipe, or te_module_set_recipe(core, NULL, true), which "
+                        "keeps this core in high precision",
                         ranks);
     if (packed ? x->mask != TE_MASK_PADDING && x->mask != TE_MASK_PADDING_CAUSAL
                : x->mask != TE_MASK_NONE && x->mask != TE_MASK_CAUSAL)
@@ -643,7 +644,7 @@ static te_tensor *te__dpa_attend(te_module *m, te__attn_run *run) {
     te_tensor **part = run->part, *y;
     if (run->packed) part[run->packing.keys] = run->packed;
     y = te__context_size(&s->context) > 1
-            ? te__heads_joined(te__context_attention_run(part, &run->told, &s->context, TE_OK))
+            ? te__core_context(m, s->scaling, part, &run->told, &s->context, run->fp8_output)
         : run->packed ? te__heads_joined(te__attention_run(part, &run->packing, &run->told))
                       : te__core_attention(m, s->scaling, part, &run->told, run->fp8_output);
     te__fork_end(m);

@@ -111,6 +111,7 @@ static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recip
     slots->pending = true;
     slots->recipe = *r;
     slots->group = q->group;
+    memcpy(slots->also, q->also, sizeof(slots->also));
     return spec;
 }
 
@@ -120,9 +121,11 @@ static te_group *te__attention_meets(const te__quant_call *q) {
     return te__attention_measures(&q->recipe) ? q->group : NULL;
 }
 
-/* Under current scaling, computes one scale for all three tensors x, and stores it in *spec. */
-static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe *r, bool backward,
-                                         te__quant_spec *spec) {
+/* Under current scaling, computes one scale for the n tensors x (at most 3). It is that of all ranks of spec->group and
+ * of `also`. *spec becomes a quantizer by that scale, whose usage the caller sets. */
+static te_result te__attention_one_scale(te_tensor *const *x, int n, const te_recipe *r, bool backward,
+                                         te_group *const also[2], te__quant_spec *spec) {
+    te_group *const groups[3] = {spec->group, also[0], also[1]};
     const te_recipe given = te__attention_inner_recipe(r);
     const te_dtype dtype = spec->dtype;
     te_ctx *te = x[0]->te;
@@ -131,14 +134,12 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
     te_tensor *scale = te__empty_1d(te, TE_F32, 1);
     te_result result = each && all && scale ? TE_OK : te_error_code(te);
     int i;
-    for (i = 0; i < 4 && result == TE_OK; i++) {
-        amax.x = i < 3 ? x[i] : each;
-        amax.amax = i < 3 ? te__slot_view(each, i) : all;
-        result = amax.amax ? te_op_amax(te, &amax) : te_error_code(te);
+    for (i = 0; i <= n && result == TE_OK; i++) {
+        amax.x = i < n ? x[i] : te__alias_1d(each, 0, TE_F32, n);
+        amax.amax = i < n ? te__slot_view(each, i) : all;
+        result = amax.x && amax.amax ? te_op_amax(te, &amax) : te_error_code(te);
     }
-    if (te__group_size(spec->group) > 1)
-        result = result == TE_OK ? te__all_reduce(spec->group, all, TE_REDUCE_MAX)
-                                 : te__refuse(spec->group, TE__ALL_REDUCE, result);
+    result = te__amax_over(groups, all, result);
     if (result == TE_OK) result = te__scale_of_amax(spec, all, scale, NULL);
     *spec = te__recipe_spec(&given, backward, TE__SLOT_INPUT, NULL);
     spec->dtype = dtype;
@@ -157,13 +158,14 @@ static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
 }
 
 /* Quantizes q, k and v, or their gradients. With MXFP8, v is first transposed to [b, h, s, d]. On failure, ranks that
- * wait for an amax get an error. */
+ * wait for an amax get an error. q, k and v have one scale on all ranks that exchange them (call->also). */
 static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call,
                                         bool backward, te_tensor *y[3]) {
     te__quant_spec spec =
         te__attention_spec(call, &call->recipe, backward, backward ? TE__SLOT_DQKV : TE__SLOT_QKV, TE_ROWWISE);
     bool blocks = te__attention_by_blocks(call),
          current = (spec.cls->facts & TE__TENSOR_SCALED) && !(spec.cls->facts & TE__SCALE_GIVEN);
+    te_group *const alone[2] = {NULL, NULL};
     te_tensor *flat[3];
     int i;
     for (i = 0; i < 3; i++) {
@@ -172,7 +174,8 @@ static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv,
         flat[i] = te_tensor_contiguous(flat[i]);
         if (!flat[i]) return te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te));
     }
-    if (current && te__attention_one_scale(flat, &call->recipe, backward, &spec) != TE_OK)
+    if (current && te__attention_one_scale(flat, 3, &call->recipe, backward, backward ? alone : call->also, &spec) !=
+                       TE_OK)
         return te_error_code(x[0]->te);
     for (i = 0; i < 3; i++) {
         spec.usage = blocks && i == 2 ? TE_COLUMNWISE : TE_ROWWISE;
@@ -365,48 +368,4 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     }
     if (!y) te__rng_back(te, before);
     return te__frame_return(te, y);
-}
-
-/* ---- for DotProductAttention ---- */
-
-/* Returns true if the current autocast region quantizes the attention core m. Sets *cast to the autocast settings of
- * m. */
-static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) {
-    return te__autocast_of(m, cast) && cast->enabled && (cast->recipe.fp8_dpa || cast->recipe.fp8_mha);
-}
-
-/* Runs te_attention or FP8 attention. Returns [.., H dv]. `s` is the scaling state of m, for TE__ATTENTION_GEMMS
- * GEMMs. */
-static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *parts[3], const te_attn_desc *desc,
-                                     bool fp8_output) {
-    te__autocast cast;
-    te__quant_call call;
-    te_recipe inner;
-    te_result result;
-    if (!te__runs_fp8_attention(m, &cast)) return te__heads_joined(te__attention_run(parts, NULL, desc));
-    if (desc->rule.k_factors || desc->rule.v_factors)
-        return te__no_tensor(m->te, TE_ERR_UNSUPPORTED,
-                             "%s: keys are %s codes of a cache, whose rows have factors, and the recipe has %s, which "
-                             "has one factor for all: te_module_set_recipe(core, NULL, true) keeps this core in high "
-                             "precision, or make the cache in bf16",
-                             m->cls->name, te_dtype_name(parts[1]->dtype), cast.recipe.fp8_mha ? "fp8_mha" : "fp8_dpa");
-    result = te__scaling_prepare(m, s, &call);
-    inner = te__attention_inner_recipe(&cast.recipe);
-    if (result == TE_OK && te__attention_measures(&cast.recipe)) result = te__scaling_slots(m, s, &inner, &call);
-    if (result == TE_OK && te__asks_factory(&cast.recipe)) result = te__attention_answers_fit(m, &call);
-    call.group = cast.amax_group; /* not over tp_group, whose ranks have different heads */
-    return result == TE_OK ? te__fp8_attention_run(parts, desc, &call, fp8_output) : NULL;
-}
-
-/* Returns true if `core` gives a quantized output to `proj`. Both must be unchanged modules of te.h, with per-tensor
- * recipes of the same kind. */
-static bool te__hands_fp8(const te_module *core, const te_module *proj) {
-    te__autocast a, b;
-    return core && proj && core->built_in && !core->own_forward && proj->built_in && !proj->own_forward &&
-           core->has_fp8_output && proj->cls == &te__linear_class && te__runs_fp8_attention(core, &a) &&
-           te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind &&
-           !te__recipe_has(&a.recipe, TE__BLOCKS_IN_ATTENTION) &&
-           (!te__asks_factory(&a.recipe) ||
-            (a.recipe.custom.factory == b.recipe.custom.factory && a.recipe.custom.user == b.recipe.custom.user)) &&
-           !te__runs_graphs(proj);
 }

@@ -446,6 +446,7 @@ static void te__args_clear_padding(te_op op, te__any_args *args) {
                  TE__HOLE(attn_fwd, ATTN_FWD, rule.core_attention_bias_type, rule.core_attention_bias),
                  TE__HOLE(attn_fwd, ATTN_FWD, rule.softmax_type, rule.softmax_offset),
                  TE__HOLE(attn_fwd, ATTN_FWD, rule.score_mod.additive, rule.score_mod.aux),
+                 TE__HOLE(attn_fwd, ATTN_FWD, fp8.part_of_keys, max_logit),
                  TE__TAIL(softmax_fwd, SOFTMAX_FWD, causal),
 #if !defined(TE_NO_MOE) || !defined(TE_NO_DIST)
                  TE__TAIL(moe_chunk_map, MOE_CHUNK_MAP, chunk_numbers),

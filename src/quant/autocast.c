@@ -128,15 +128,20 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     size_t bytes;
     te_result result = TE_OK;
     const te_recipe recipe = te__slots_of(first, backward)->recipe;
-    te_group *first_group = te__slots_of(first, backward)->group,
-             *group = recipe.delayed.no_reduce_amax ? NULL : first_group;
+    te_group *first_group = te__slots_of(first, backward)->group, *groups[3];
+    bool shared = false;
 #define TE__ALIKE(s)                                                                          \
     (te__slots_of(s, backward)->pending && te__slots_of(s, backward)->group == first_group && \
+     !memcmp(te__slots_of(s, backward)->also, groups + 1, 2 * sizeof(te_group *)) &&           \
      te__recipe_same(&te__slots_of(s, backward)->recipe, &recipe))
+    groups[0] = recipe.delayed.no_reduce_amax ? NULL : first_group;
+    memcpy(groups + 1, te__slots_of(first, backward)->also, 2 * sizeof(te_group *));
+    for (i = 0; i < 3; i++) shared = shared || te__group_size(groups[i]) > 1;
+    i = 0;
     for (s = first; s; s = s->next) count += TE__ALIKE(s);
     bytes = 2 * (size_t)count * sizeof(te_tensor *);
     list = (te_tensor **)te__alloc(te, bytes);
-    if (!list) return te__refuse(group, TE__ALL_REDUCE, TE_ERR_OUT_OF_MEMORY);
+    if (!list) return te__amax_over(groups, NULL, TE_ERR_OUT_OF_MEMORY);
     for (s = first; s; s = s->next) {
         te__slots *slots = te__slots_of(s, backward);
         if (!TE__ALIKE(s)) continue;
@@ -151,14 +156,13 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     args.fp8_max = te_dtype_max(te__recipe_dtype(&recipe, backward));
     args.margin = recipe.delayed.margin;
     args.algo = recipe.delayed.amax_algo;
-    if (te__group_size(group) > 1) {
+    if (shared) {
         te_op_delayed_gather_args gather = TE_ZERO;
         gather.amax_history = list;
         gather.count = count;
         gather.amaxes = reduced = te__empty_1d(te, TE_F32, amaxes);
         result = reduced ? te_op_delayed_gather(te, &gather) : te_error_code(te);
-        result =
-            result == TE_OK ? te__all_reduce(group, reduced, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
+        result = te__amax_over(groups, reduced, result);
         args.reduced = reduced;
     }
     if (result == TE_OK && !recipe.delayed.amax_fn && !recipe.delayed.scale_fn)
@@ -258,6 +262,7 @@ static te__quant_spec te__slot_spec(const te__quant_call *q, bool backward, int 
         slots->pending = true;
         slots->recipe = q->recipe;
         slots->group = q->group;
+        memcpy(slots->also, q->also, sizeof(slots->also));
     }
     return spec;
 }

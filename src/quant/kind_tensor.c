@@ -15,6 +15,17 @@ static te_result te__scale_of_amax(const te__quant_spec *spec, te_tensor *amax, 
     return scale ? te_op_scale_from_amax(amax->te, &args) : te_error_code(amax->te);
 }
 
+/* Makes amax the maximum over the ranks of all groups, NULL being none. A rank that fails tells the others. */
+static te_result te__amax_over(te_group *const groups[3], te_tensor *amax, te_result result) {
+    int i;
+    for (i = 0; i < 3; i++) {
+        if (te__group_size(groups[i]) < 2 || (i > 0 && groups[i] == groups[0])) continue;
+        result = result == TE_OK ? te__all_reduce(groups[i], amax, TE_REDUCE_MAX)
+                                 : te__refuse(groups[i], TE__ALL_REDUCE, result);
+    }
+    return result;
+}
+
 /* Fills the copies. Delayed scaling uses spec->scale. Current scaling uses the amax of x, reduced over the ranks.
  * spec->x_amax or spec->amax may have it already. With spec->sizes, each group of rows has its own scale. */
 static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,

@@ -10,6 +10,7 @@ typedef struct te__slots {
     bool pending;     /* amaxes were recorded since the scales were last computed */
     te_recipe recipe; /* the recipe under which the amaxes were recorded */
     te_group *group;  /* the group that reduces the amaxes; borrowed */
+    te_group *also[2]; /* te__quant_call.also */
     te_tensor *kept_scale, *kept_history; /* copies of scale and history, made when the current training step began */
     bool kept_pending;                    /* the value of `pending` at the start of the step */
 } te__slots;
@@ -305,6 +306,8 @@ typedef struct te__quant_call {
     te__scaling *scaling; /* NULL: the call runs in high precision */
     te_recipe recipe;
     te_group *group; /* reduces amaxes; borrowed */
+    te_group *also[2]; /* groups whose ranks exchange codes, so that they need one scale whatever the recipe says: they
+                        * reduce amaxes, too. Borrowed; NULL: none */
     bool enabled;    /* false: at most amaxes are recorded (calibrating) */
     bool calibrating;
     te__slots *forward; /* the scales that the forward pass reads, and the amaxes that it writes. They are the

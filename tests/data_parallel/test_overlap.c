@@ -4,7 +4,7 @@
 #define _GNU_SOURCE
 #include "shards.h"
 
-#include "../dist/processes.h"
+#include "../dist/ways.h"
 
 /* ---- bits ---- */
 
@@ -211,7 +211,6 @@ TE_TEST(overlap_refuses) {
 
 /* A rank's values after some steps: whole units in buckets, and sharded ones. */
 static void steps_of(rank_state *s) {
-    size_t bytes = 0;
     for (int k = 0; k < 6; k++) {
         const shard_case c = {
             .num = &numbers[k < 3 ? 1 : 6], .width = 32, .inner = 64, .bucket = 0.003f, .checkpoint = k % 2};
@@ -222,48 +221,28 @@ static void steps_of(rank_state *s) {
         param_list l = {0};
         EXPECT(s, te_fsdp_unshard(m) == TE_OK);
         te_module_visit_tensors(m, list_param, &l);
-        for (int i = 0; i < l.n; i++) {
-            const size_t n = (size_t)te_tensor_numel(l.list[i]) * sizeof(float);
+        for (int i = 0; i < l.n; i++) { /* some are quantized */
             float *v = values_of(l.list[i]);
-            s->left[0] = realloc(s->left[0], bytes + n);
-            memcpy((char *)s->left[0] + bytes, v, n);
-            bytes += n;
+            const size_t n = (size_t)te_tensor_numel(l.list[i]) * sizeof(float);
+            memcpy(more_left(s, n), v, n);
             free(v);
         }
         te_optimizer_destroy(opt);
         te_module_destroy(m);
     }
-    s->num_left = 1;
-    s->bytes[0] = bytes;
 }
-static void steps_of_process(process_rank *p) {
-    rank_state s = {.te = p->te, .group = p->group, .rank = p->rank, .size = p->size};
-    steps_of(&s);
-    if (s.wrong) fprintf(p->out, "%s", s.what);
-    else fwrite(s.left[0], 1, s.bytes[0], p->out);
-    free(s.left[0]);
-}
-static void equal_steps(const char *device, int size) {
-    rank_state *threads = run_ranks_on(device, false, size, steps_of, NULL);
-    run_processes("steps", size);
-    for (int i = 0; i < size; i++) {
-        CHECK_MSG(processes[i].bytes == threads[i].bytes[0], "rank %d of %d: %.300s", i, size,
-                  processes[i].bytes < 4096 ? (const char *)processes[i].said : "another length");
-        if (processes[i].bytes == threads[i].bytes[0])
-            CHECK_BYTES("values after the last step", processes[i].said, threads[i].left[0], processes[i].bytes);
-    }
-}
+static void steps_of_process(process_rank *p) { run_in_process(p, steps_of); }
 /* Over the stand-in, exchanges are under way until they are waited for, as with NCCL; it adds in rank order. */
 TE_TEST(overlap_of_processes_equals_threads) {
     prepare_processes();
-    equal_steps("cpu", 2);
-    equal_steps("cpu", 3);
+    equal_ways("cpu", 2, "steps", steps_of, NULL);
+    equal_ways("cpu", 3, "steps", steps_of, NULL);
 }
 /* Over two ranks there is one order of sums. */
 TE_TEST(gpu_overlap_of_processes_equals_threads) {
     const char *why = no_nccl();
     if (why) SKIP(why);
-    equal_steps("cuda:0", 2);
+    equal_ways("cuda:0", 2, "steps", steps_of, NULL);
 }
 
 /* Unsharded units in a graph: the second stream joins the capture, and leaves it before its end. */

@@ -400,6 +400,95 @@ TE_TEST(paper_flight) {
     CHECK_EQ_INT(fake.streams, 0);
 }
 
+/* Attention over a ring of two: the next keys and values, and the sums of gradients, travel on the second stream beside
+ * a product, and nothing else waits for the other rank. */
+TE_TEST(paper_ring) {
+    paper_partner p;
+    te_ctx *te;
+    te_group *g = paper_join(&te, &p, 60);
+    te_dot_product_attention_desc d = TE_ZERO;
+    te_tensor *x[3], *y;
+    te_graph *graph;
+    te_forward_args call = TE_ZERO;
+    d.attention.num_attention_heads = 1;
+    d.attention.kv_channels = 64;
+    d.parallel.cp_group = g;
+    te_module *m = te_dot_product_attention_create(te, &d);
+    for (int i = 0; i < 3; i++)
+        x[i] = te_tensor_set_requires_grad(te_tensor_zeros(te, TE_BF16, SHAPE(8, 1, 1, 64)), true);
+    call.input = x[0], call.key = x[1], call.value = x[2];
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    for (int backward = 0; backward < 2; backward++) {
+        char order[sizeof fake.order] = "";
+        memset(fake.order, 0, sizeof fake.order);
+        fake.watch = true;
+        if (!backward) y = te_forward_with(m, &call);
+        else te_backward_from(y, te_tensor_zeros(te, TE_BF16, SHAPE(8, 1, 64)));
+        fake.watch = false;
+        for (const char *c = fake.order; *c; c++) { /* fills are launches or zeros; each sort of work once in a row */
+            const char now = *c == 'Z' ? 'L' : *c;
+            if (!order[0] || order[strlen(order) - 1] != now) strncat(order, &now, 1);
+        }
+        /* forward: one exchange; backward: keys and values, then the sums, both beside a product; at the end the sums
+         * of the other rank's keys go home */
+        CHECK_MSG(!strcmp(order, backward ? "LRwcrLWLRwcrLWLRwcrWL" : "LRwcrLWL"), "%s", fake.order);
+    }
+    graph = te_graph_end(te);
+    CHECK_OK(te);
+    /* k and v, then the two sums of gradients twice */
+    CHECK_MSG(!strcmp(paper_nccl.order, "><><><><><><><><"), "%s", paper_nccl.order);
+    CHECK_EQ_INT(te_group_get_stats(g).send.calls, 8);
+    CHECK_EQ_INT(te_group_get_stats(g).send.bytes, 4 * 8 * 64 * 2 + 4 * 8 * 64 * 4);
+    te_graph_destroy(graph);
+    te_module_destroy(m);
+    paper_leave(te, g, &p);
+}
+
+/* A mixture over two ranks in a graph: with a bound of their tokens the host copies nothing. */
+TE_TEST(paper_experts) {
+    paper_partner p;
+    te_ctx *te;
+    te_group *g = paper_join(&te, &p, 60);
+    te_moe_config c = TE_ZERO;
+    te_moe_backend b = TE_ZERO;
+    te_graph *graph;
+    c.n_routed_experts = 4, c.n_activated_experts = 2, c.dim = 32, c.moe_inter_dim = 32;
+    b.experts = TE_EXPERTS_TORCH_MM;
+    b.ep_group = g;
+    for (int k = 0; k < 2; k++) {
+        b.dispatcher = k ? TE_DISPATCHER_DEEPEP : TE_DISPATCHER_TORCH;
+        te_module *m = te_moe_create(te, &c, &b);
+        te_tensor *x = te_tensor_set_requires_grad(te_tensor_zeros(te, TE_BF16, SHAPE(6, 32)), true);
+        CHECK_OK(te);
+        te_graph_begin(te);
+        CHECK(!te_forward(m, x));
+        CHECK(!te_graph_end(te));
+        CHECK_ERROR(te, TE_ERR_STATE, k ? "call te_set_max_dispatch_tokens before te_graph_begin"
+                                        : "call te_set_max_dispatch_tokens, or the module once, before");
+        /* the failure has ended the group for the other rank as well: this one goes on with another */
+        te_module_destroy(m);
+        paper_leave(te, g, &p);
+        b.ep_group = g = paper_join(&te, &p, 60);
+        m = te_moe_create(te, &c, &b);
+        x = te_tensor_set_requires_grad(te_tensor_zeros(te, TE_BF16, SHAPE(6, 32)), true);
+        CHECK_EQ_INT(te_set_max_dispatch_tokens(m, 6), TE_OK);
+        memset(fake.order, 0, sizeof fake.order);
+        CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+        te_backward(te_sum_all(te_forward(m, x)));
+        graph = te_graph_end(te);
+        CHECK_OK(te);
+        CHECK_MSG(graph && !strpbrk(fake.order, "HD"), "%s", fake.order);
+        /* tokens, weights and choices are gathered, results summed; the gradients of the results are gathered, those of
+         * weights and tokens summed */
+        CHECK_MSG(!strcmp(paper_nccl.order, "gggsgss"), "%s", paper_nccl.order);
+        te_graph_destroy(graph);
+        te_module_destroy(m);
+        paper_leave(te, g, &p);
+        if (k) break;
+        b.ep_group = g = paper_join(&te, &p, 60);
+    }
+}
+
 /* The other rank ends the group while there is a graph: NCCL then returns from its abort only when the graph is gone.
  * The context's thread and the watcher go on meanwhile. */
 TE_TEST(paper_graph_of_a_group_that_failed) {

@@ -297,6 +297,7 @@ typedef struct split_case {
     bool bias, after, unused; /* unused: nobody chooses the experts of rank 2 */
     te_dtype dtype;
     double tolerance;
+    int64_t bound; /* te_set_max_dispatch_tokens */
 } split_case;
 enum { RANKS = 4, ALL_TOKENS = 84 };
 static const int64_t tokens_of[RANKS] = {0, 3, 17, 64};
@@ -341,6 +342,7 @@ static void experts_of_ranks(rank_state *s) {
             wrong(s, "creation");
             return;
         }
+    EXPECT(s, te_set_max_dispatch_tokens(mine, c->bound) == TE_OK);
     for (int i = 0; i < (c->bias ? 4 : 2); i++) {
         te_tensor *stack = te_experts_get(all, (te_experts_tensor)i);
         if (i > 1) te_tensor_copy(stack, te_tensor_normal(te, TE_F32, te_tensor_ndim(stack), te_tensor_shape(stack), 0, 0.5f));
@@ -399,8 +401,9 @@ TE_TEST(experts_of_four_ranks_are_those_of_one) {
     for (int i = 0, n = 0; i < 2 * 2 * 2 * KINDS; i++) {
         split_case c = {.kind = i % KINDS, .bias = i / KINDS % 2, .after = i / KINDS / 2 % 2, .unused = i / KINDS / 4, .dtype = TE_F32, .tolerance = 1e-5};
         if ((c.kind == TE_KIND && c.after) || n++ % every) continue;
+        c.bound = i / KINDS % 3 == 1 ? 64 : i % 5 == 2 ? 67 : 0; /* as many as a rank has; more */
         if (c.unused && c.after) c.dtype = TE_BF16, c.tolerance = 0.03; /* sums of several numbers of eight bits, rounded at each step */
-        test_case("%s%s%s%s", kinds[c.kind].name, c.bias ? ", biases" : "", c.after ? ", weights behind" : "", c.unused ? ", a rank without rows" : "");
+        test_case("%s%s%s%s%s", kinds[c.kind].name, c.bias ? ", biases" : "", c.after ? ", weights behind" : "", c.unused ? ", a rank without rows" : "", c.bound ? ", bounded" : "");
         run_ranks(RANKS, experts_of_ranks, &c);
     }
 }
@@ -437,6 +440,7 @@ static void whole_moe(rank_state *s) {
             te_tensor_copy(te_module_parameter(te_module_find(mine, names[k]), "weight"), te_module_parameter(te_module_find(all, names[k]), "weight"));
         }
         te_module_set_checkpoint(mine, i % 2); /* its exchanges run again, on all ranks */
+        if (i > 1) EXPECT(s, te_set_max_dispatch_tokens(mine, 10) == TE_OK);
         te_tensor *x = te_tensor_normal(te, TE_F32, SHAPE(14, DIM), 0, 1);
         uint8_t padding[14] = {0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0};
         te_tensor *marks = te_tensor_from_host(te, TE_U8, SHAPE(14), padding);
@@ -489,8 +493,27 @@ static void one_rank_fails(rank_state *s) {
         te_module_destroy(m);
     }
 }
+/* A rank has more tokens than it said, and then a number that is possible. */
+static void one_rank_has_more(rank_state *s) {
+    te_moe_config c = config_of();
+    te_module *m = te_grouped_experts_deepep_create(s->te, &c, &(te_moe_backend){.experts = TE_EXPERTS_GMM, .ep_group = s->group});
+    EXPECT(s, te_set_max_dispatch_tokens(NULL, 4) == TE_ERR_STATE);
+    EXPECT(s, te_set_max_dispatch_tokens(m, -1) == TE_ERR_INVALID && strstr(te_error(s->te), "tokens is -1"));
+    te_clear_error(s->te);
+    EXPECT(s, te_set_max_dispatch_tokens(m, 4) == TE_OK);
+    for (int bad = 1; bad >= 0; bad--) {
+        const int64_t n = bad && s->rank == 1 ? 5 : 3 + s->rank;
+        te_forward_args args = {.input = te_tensor_zeros(s->te, TE_F32, SHAPE(n, DIM)), .topk_weights = te_tensor_zeros(s->te, TE_F32, SHAPE(n, TOPK)), .topk_indices = te_tensor_zeros(s->te, TE_I32, SHAPE(n, TOPK))};
+        EXPECT(s, (te_forward_with(m, &args) == NULL) == (bad != 0));
+        if (bad) note(s, te_error_code(s->te));
+    }
+    te_module_destroy(m);
+}
 TE_TEST(experts_of_ranks_fail_together) {
-    rank_state *all = run_ranks(2, one_rank_fails, NULL);
+    rank_state *all = run_ranks(2, one_rank_has_more, NULL);
+    CHECK_STR(all[1].error, "the input is [5, 8], and a rank has 4 tokens at most (te_set_max_dispatch_tokens)");
+    CHECK_STR(all[0].error, "the input is [5, 8], and a rank has 4 tokens at most");
+    all = run_ranks(2, one_rank_fails, NULL);
     CHECK_STR(all[1].error, "[.., 8] is needed");
     CHECK_STR(all[0].error, "rank 1");
 }
@@ -498,6 +521,7 @@ TE_TEST(experts_of_ranks_fail_together) {
 /* One rank runs out of memory on its way through a call: the others hear of it from the rank, and not by its end. */
 typedef struct starved_call {
     int kind, request;
+    bool bounded;
 } starved_call;
 static void starve_call(rank_state *s) {
     static const int32_t chosen[4 * TOPK] = {0, 5, 7, 2, 3, 4, 6, 1};
@@ -506,6 +530,7 @@ static void starve_call(rank_state *s) {
     c.expert_bias = true;
     te_module *m = kinds[arg->kind].make(s->te, &c, &(te_moe_backend){.experts = kinds[arg->kind].way, .ep_group = s->group});
     te_forward_args args = {.input = te_tensor_set_requires_grad(te_tensor_full(s->te, TE_F32, SHAPE(4, DIM), 1), true)};
+    if (arg->bounded) te_set_max_dispatch_tokens(m, 5);
     args.topk_weights = te_tensor_full(s->te, TE_F32, SHAPE(4, TOPK), 0.5);
     args.topk_indices = te_tensor_from_host(s->te, TE_I32, SHAPE(4, TOPK), chosen);
     EXPECT(s, te_ok(s->te) && te_barrier(s->group) == TE_OK);
@@ -520,12 +545,12 @@ static void starve_call(rank_state *s) {
     te_module_destroy(m);
 }
 TE_TEST(experts_of_a_rank_that_starves) {
-    static const int of[] = {0, 1, 3, TE_KIND};
+    static const int of[] = {0, 1, 3, TE_KIND, 3};
     const int every = test_every_of(11, 4);
     for (int k = 0; k < COUNT(of); k++) {
         int refusals = 0, told = 0;
         for (int n = 1 + k % every; n < 600; n += every) {
-            starved_call arg = {of[k], n};
+            starved_call arg = {of[k], n, k == 4};
             rank_state *all = run_ranks(2, starve_call, &arg);
             test_case("%s, request %d", kinds[of[k]].name, n);
             refusals += all[1].failed;
@@ -957,6 +982,7 @@ static void few_tokens(rank_state *s) {
     te_module *loop = te_grouped_experts_create(te, &c, &(te_moe_backend){.experts = TE_EXPERTS_TORCH, .ep_group = s->group});
     for (int i = 0; i < 2; i++) te_experts_set(loop, (te_experts_tensor)i, te_experts_get(m, (te_experts_tensor)i));
     for (int i = 0; i < 5; i++) {
+        te_set_max_dispatch_tokens(loop, i % 2 ? 3 : 0);
         const int64_t n = i == 4 ? 1 : 2;
         te_forward_args args = {.input = te_tensor_normal(te, TE_F32, SHAPE(n, DIM), 0, 1), .topk_weights = te_tensor_uniform(te, TE_F32, SHAPE(n, 2), 0, 1), .topk_indices = te_tensor_from_host(te, TE_I32, SHAPE(n, 2), id[i])};
         te_tensor *y = te_forward_with(m, &args);

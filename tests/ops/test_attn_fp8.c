@@ -625,6 +625,49 @@ TE_TEST_DEVICES(attn_fp8_gradient_bits) {
 }
 
 /* Which kernel runs, and why not the fast one. */
+/* Keys in two halves, with o and lse of both (part_of_keys): the gradients of the queries add up to those of all keys, and
+ * those of a half's keys are the same. */
+TE_TEST_DEVICES(attn_fp8_gradient_of_a_part) {
+    for (int n = 0; n < 3; n++) {
+        const int64_t d = n == 1 ? 128 : 24; /* by Hopper's kernel; by the general ones */
+        back_problem g = {{2, 2, 1, 70, 256, d, d, n == 2 ? TE_MASK_PADDING : TE_MASK_NONE, 0, TE_BSHD, MEAN, TE_BF16, {0}, {0}, false},
+                          TE_F8E5M2,
+                          n == 1 ? TE_BF16 : TE_F32,
+                          false};
+        const data x = make_data(&g.p);
+        test_case("%d channels, mask %d", (int)d, (int)g.p.mask);
+        te_op_attn_fwd_args f = call_of(te, &g.p, &x);
+        CHECK(te_op_attn_fwd(te, &f) == TE_OK);
+        te_op_attn_bwd_args all = back_call_of(te, &g, &f, gradient_of(&g), 0.5), half;
+        all.fp8.part_of_keys = true;
+        CHECK(te_op_attn_bwd(te, &all) == TE_OK);
+        float *want = test_read(all.dq), *sum = test_floats(te_tensor_numel(all.dq));
+        for (int i = 0; i < 2; i++) {
+            half = all;
+            half.k = te_tensor_narrow((te_tensor *)all.k, 1, 128 * i, 128);
+            half.v = te_tensor_narrow((te_tensor *)all.v, 1, 128 * i, 128);
+            half.dq = te_tensor_zeros(te, g.out, SHAPE(2, 70, 2, d));
+            half.dk = te_tensor_zeros(te, g.out, SHAPE(2, 128, 1, d));
+            half.dv = te_tensor_zeros(te, g.out, SHAPE(2, 128, 1, d));
+            if (half.rule.cu_seqlens_kv) half.rule.cu_seqlens_kv = test_i32(te, SHAPE(3), (const int64_t[]){0, 128, 256});
+            CHECK(te_op_attn_bwd(te, &half) == TE_OK);
+            const float *part = test_read(half.dq);
+            for (int64_t k = 0; k < te_tensor_numel(all.dq); k++) sum[k] += part[k];
+            /* a kernel's order of sums over queries does not depend on the keys */
+            CHECK_TENSOR(half.dk, test_read(te_tensor_narrow(all.dk, 1, 128 * i, 128)), 1e-6, 1e-7);
+            CHECK_TENSOR(half.dv, test_read(te_tensor_narrow(all.dv, 1, 128 * i, 128)), 1e-6, 1e-7);
+        }
+        double error = 0, size = 0;
+        for (int64_t k = 0; k < te_tensor_numel(all.dq); k++)
+            error += ((double)sum[k] - want[k]) * ((double)sum[k] - want[k]), size += (double)want[k] * want[k];
+        /* each half and the whole are rounded to 2^-9 in bf16, and in f32 terms are added in another order */
+        CHECK_MSG(sqrt(error / size) < (g.out == TE_BF16 ? 6e-3 : 1e-5), "%g of %g", sqrt(error), sqrt(size));
+        half = all, half.o = NULL;
+        CHECK_EQ_INT(te_op_attn_bwd(te, &half), TE_ERR_INVALID);
+        CHECK_ERROR(te, TE_ERR_INVALID, "fp8.part_of_keys is true and o is NULL");
+    }
+}
+
 TE_TEST(attn_fp8_gradient_choice) {
     te_ctx *te = test_context("cpu");
     back_problem p = {{1, 4, 2, 256, 256, 128, 128, TE_MASK_CAUSAL, 0, TE_BSHD, NORMAL, TE_BF16, {0}, {0}, false},

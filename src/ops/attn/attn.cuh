@@ -189,7 +189,7 @@ template <int EXTRA> struct te_attn_of {
     TE_DEV static int kv_end(sequence s) { return s.s_kv; }
     TE_DEV static te_i64 lse_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_q; }
     TE_DEV static te_i64 work_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_pad; }
-    TE_DEV static bool in_fp8(const te__attn_kargs &) { return false; }
+    TE_DEV static bool sums_delta(const te__attn_kargs &) { return false; }
     TE_DEV static bool by_row(const te__attn_kargs &) { return false; }
     TE_DEV static float of_codes(const float *) { return 1.0f; }
     // Returns the factor that turns S into units of log2. With EXTRA = 1, te_adjust has already scaled S, so the factor
@@ -216,8 +216,8 @@ template <> struct te_attn_of<1> {
     TE_DEV static int kv_end(const sequence &s) { return s.kv_end; }
     TE_DEV static te_i64 lse_at(const sequence &s, int, int h) { return s.lse_at + h * s.lse_head; }
     TE_DEV static te_i64 work_at(const sequence &s, int, int h) { return s.work_at + h * s.work_head; }
-    // Returns true if FP8 attention rounds S or dP (see te_attn_fp8). In that case delta is not dO * O.
-    TE_DEV static bool in_fp8(const te__attn_kargs &a) { return a.x.s_dt || a.x.dp_dt; }
+    // Returns true if delta is the sum of P dP (FP8 attention), not of dO * O.
+    TE_DEV static bool sums_delta(const te__attn_kargs &a) { return a.x.sums_delta; }
     // Returns true if each row of S has a scale of its own.
     TE_DEV static bool by_row(const te__attn_kargs &a) { return a.x.by_row; }
     // Returns the factor of FP8 codes of q, k, v or d_o; 1 without codes.

@@ -2,8 +2,8 @@
 //
 // The tiles are those of general.cuh: 16 query rows and 32 keys at a time. P is computed again from lse2. dP is dO V^T
 // with the dropout of the forward pass. dS = P (dP - delta). attn_delta.cu writes lse2 and delta. In FP8 attention O
-// comes from rounded P, so delta is the sum of P dP instead. A first pass over the keys computes this sum, and writes
-// it for the other kernels. FP8 attention also rounds dS.
+// comes from rounded P, so delta is the sum of P dP instead (te__attn_extra.sums_delta). A first pass over the keys
+// computes this sum, and writes it for the other kernels. FP8 attention also rounds dS.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
@@ -44,9 +44,9 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     for (int r = 0; r < TE_MINE; r++) {
         te_i64 row = te_of::work_at(seq, at.b, at.h) + first + r;
         lse2[r] = a.lse2[row];
-        // In FP8 attention a.delta is 0 before this kernel. With WIDE the thread block of the first chunk of channels
-        // may already have stored its sum there, so a.delta is not read.
-        delta[r] = WIDE && te_of::in_fp8(a) ? 0.0f : a.delta[row];
+        // Where delta is the sum of P dP, a.delta is 0 before this kernel. With WIDE the thread block of the first
+        // chunk of channels may already have stored its sum there, so a.delta is not read.
+        delta[r] = WIDE && te_of::sums_delta(a) ? 0.0f : a.delta[row];
     }
     if (!WIDE) {
         te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
             if (a.dropout_p > 0.0f) dp[r] = keep >> r & 1u ? dp[r] * a.keep_scale : 0.0f;
         }
     };
-    if (te_of::in_fp8(a)) {
+    if (te_of::sums_delta(a)) {
         for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
             float p[TE_MINE], dp[TE_MINE], factor[TE_MINE];
             if (blocks.empty(j0)) continue;

@@ -7,7 +7,8 @@
  *   Bias B: S_ij = scale q_i k_j + c B_ij; dB = c dS, summed over the dimensions along which B repeats.
  *   Offset a of the softmax: its denominator has the additional term e^a; da = - sum_i e^(a - lse_i) D_i.
  *   FP8: drop(P) is rounded to codes in the products with v (te__attn_round_rows: by a scale of each row) and with dO.
- *   dS is rounded to codes in the products with k and q and, without a soft cap, in dB. D_i is sum_j P_ij dP_ij.
+ *   dS is rounded to codes in the products with k and q and, without a soft cap, in dB. D_i is sum_j P_ij dP_ij, unless
+ *   the keys are a part of the row's (te_attn_fp8.part_of_keys).
  *
  * Query rows are processed in blocks of 32. Their scores are [keys, 32], so that the scores of one key are a vector.
  * A task has all query heads of one head of K and V. Every sum has a fixed order, whichever thread computes it. */
@@ -499,7 +500,7 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
     float o[TE__ATTN_MAX_D], lse[TE__ATTN_BLOCK] = TE_ZERO, delta[TE__ATTN_BLOCK] = TE_ZERO, sink;
     double sums[TE__ATTN_BLOCK] = TE_ZERO;
     int64_t j, r, c;
-    const bool rounds = a->x.s_dt || a->x.dp_dt;
+    const bool sums_delta = a->x.sums_delta != 0;
     te__attn_load_block(&a->q, a->x.q_inv, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q,
                         s->q_tile);
     te__attn_load_block(&a->d_o, a->x.do_inv, block->b, block->h, seq->q_at + block->first, block->n, a->d_v, w->d_v,
@@ -508,7 +509,7 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
         const float x = a->lse[seq->lse_at + block->h * seq->lse_head + block->first + r];
         if (x == -HUGE_VALF) continue; /* the row sees no key, or only scores of -inf */
         lse[r] = x;
-        if (rounds) continue;
+        if (sums_delta) continue;
         te__load_row(a->o.p, (te_dtype)a->o.dt,
                      te__attn_row_at(&a->o, block->b, block->h, seq->q_at + block->first + r), a->d_v, o);
         for (c = 0; c < a->d_v; c++) sums[r] += (double)o[c] * (double)s->g[r * w->d_v + c];
@@ -520,7 +521,7 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
     te__attn_exp_block(block, s->s, lse);
     te__attn_scores(block, s->dp, s->v, w->d_v, s->g_tile, a->d_v, 1.0, 0.0f);
     te__attn_drop(a, block, s->dp);
-    for (j = block->begin; rounds && j < block->end; j++)
+    for (j = block->begin; sums_delta && j < block->end; j++)
         for (r = 0; r < block->n; r++)
             sums[r] += (double)s->s[j * TE__ATTN_BLOCK + r] * (double)s->dp[j * TE__ATTN_BLOCK + r];
     for (r = 0; r < block->n; r++) {

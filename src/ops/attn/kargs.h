@@ -53,6 +53,7 @@ typedef struct te__attn_extra {
     long long aux_n[4];            /* the number of elements of each tensor in aux */
     int s_dt, dp_dt;               /* the FP8 formats to which S and dP are rounded (see te_attn_fp8); 0: no rounding */
     int by_row;                    /* 1: each row of S has a scale of its own, and s_scale is NULL */
+    int sums_delta;                /* 1 (FP8): delta is the sum of P dP over the keys, not of dO O over channels */
     int codes;                     /* 1: q, k and v are FP8 codes; in the backward pass d_o, too */
     const float *s_scale, *dp_scale;
     float *s_amax, *dp_amax; /* or NULL */

@@ -494,6 +494,11 @@ static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
                                             : "");
     r = te__attn_check(te, op, &f);
     if (r != TE_OK) return r;
+    if (a->fp8.part_of_keys && !a->o)
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: fp8.part_of_keys is true and o is NULL; the softmax's gradient needs the output of all "
+                        "keys: give o",
+                        op);
     a->rule = f.rule;
     r = te__score_mod_check_gradient(te, op, &a->rule.score_mod);
     if (r != TE_OK) return r;
@@ -625,6 +630,7 @@ static void te__attn_told_fp8(te__attn_extra *x, const te_attn_fp8 *in, bool bac
     x->v_inv = te__f32_data(in->v_scale_inv);
     x->do_inv = backward ? te__f32_data(in->do_scale_inv) : NULL;
     x->by_row = x->s_dt && !in->s_scale;
+    x->sums_delta = (x->s_dt || x->dp_dt) && !in->part_of_keys;
     x->codes = in->q_scale_inv != NULL;
     x->on = x->on || x->s_dt || x->dp_dt || x->codes;
 }

@@ -4,8 +4,8 @@
 // not quantized are copied.
 //
 // THREADS is the number of threads of a block. WHOLE: Y's rows have whole turns, and start at multiples of 16 bytes.
-// NORM: A's rows are normalized first (gemv_norm.cuh). If each thread has one part at most, parts stay in its registers;
-// else the lines have the normalized rows, in order, and are quantized in place.
+// NORM: A's rows are normalized first (gemv_norm.cuh). If each thread has one part at most, the part stays in registers.
+// Else the lines have the normalized rows, in order, and are quantized in place.
 //
 // A line has a slot of 16 bytes for each chunk of eight values. In a turn the four lanes of a quad read neighbouring
 // slots, so the slots are in the order [unit][chunk][lane], where each lane has the chunks that it has of X.

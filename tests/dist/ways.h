@@ -1,0 +1,84 @@
+/* tests/dist/ways.h: the same function of a rank by threads, by processes, and in graphs: all must leave the same bits.
+ * Knows nothing about what it computes. */
+#ifndef TE_TEST_WAYS_H_INCLUDED
+#define TE_TEST_WAYS_H_INCLUDED
+
+#include "processes.h"
+#include "ranks.h"
+
+/* Makes room for more bytes behind what the rank leaves, and returns it. */
+static TE_MAYBE_UNUSED void *more_left(rank_state *s, size_t n) {
+    char *all = (char *)realloc(s->left[0], s->bytes[0] + n + 1);
+    void *more = all + s->bytes[0];
+    s->left[0] = all;
+    s->bytes[0] += n;
+    s->num_left = 1;
+    return more;
+}
+/* Appends the bytes of x. */
+static TE_MAYBE_UNUSED void leave(rank_state *s, const te_tensor *x) {
+    EXPECT(s, x && te_tensor_to_host(x, more_left(s, te_tensor_bytes(x))) == TE_OK);
+}
+
+/* A process runs the function of a rank, whose s->arg is TE_TEST_ARG and whose s->hub is NULL. */
+static TE_MAYBE_UNUSED void run_in_process(process_rank *p, void (*fn)(rank_state *s)) {
+    rank_state s = {.te = p->te, .group = p->group, .rank = p->rank, .size = p->size, .arg = p->arg};
+    fn(&s);
+    if (s.wrong) fprintf(p->out, "%s", s.what);
+    else fwrite(s.left[0], 1, s.bytes[0], p->out);
+    free(s.left[0]);
+}
+/* Runs fn on threads, and `part` in processes, which calls run_in_process for it. */
+static TE_MAYBE_UNUSED void equal_ways(const char *device, int size, const char *part, void (*fn)(rank_state *s),
+                                       const char *arg) {
+    rank_state *threads = run_ranks_on(device, false, size, fn, arg);
+    test_setenv("TE_TEST_ARG", arg);
+    run_processes(part, size);
+    for (int i = 0; i < size; i++) {
+        CHECK_MSG(processes[i].bytes == threads[i].bytes[0], "rank %d of %d: %.300s", i, size,
+                  processes[i].bytes < 4096 ? (const char *)processes[i].said : "another length");
+        if (processes[i].bytes == threads[i].bytes[0])
+            CHECK_BYTES("what the ranks leave", processes[i].said, threads[i].left[0], processes[i].bytes);
+    }
+}
+
+/* A step that is made several times, with other numbers in the same tensors. */
+typedef struct repeated {
+    void (*fill)(rank_state *s, void *step, int turn);
+    void (*run)(rank_state *s, void *step);
+    void (*keep)(rank_state *s, void *step); /* leaves results */
+    void (*rewind)(rank_state *s, void *step); /* puts back what turns change; or NULL */
+} repeated;
+enum { TURNS = 3 };
+/* Makes the step by calls. In a process on a GPU, if `graph`, makes it once more as one graph, whose launches must leave
+ * the bits of the calls. */
+static TE_MAYBE_UNUSED void repeat(rank_state *s, const repeated *f, void *step, bool graph) {
+    const size_t at = s->bytes[0];
+    te_graph *g = NULL;
+    for (int turn = 0; turn < TURNS && !s->wrong; turn++) {
+        te_scope_begin(s->te);
+        f->fill(s, step, turn);
+        f->run(s, step);
+        f->keep(s, step);
+        te_scope_end(s->te);
+    }
+    if (!graph || s->hub || !te_ctx_is_cuda(s->te) || s->wrong) return;
+    const size_t each = (s->bytes[0] - at) / TURNS;
+    if (f->rewind) f->rewind(s, step);
+    EXPECT(s, te_graph_begin(s->te) == TE_OK);
+    f->run(s, step);
+    g = te_graph_end(s->te);
+    EXPECT(s, g != NULL);
+    for (int turn = 0; turn < TURNS && g && !s->wrong; turn++) {
+        rank_state now = {.te = s->te, .rank = s->rank, .size = s->size};
+        f->fill(s, step, turn);
+        EXPECT(s, te_graph_launch(g) == TE_OK);
+        f->keep(&now, step);
+        EXPECT(s, !now.wrong && now.bytes[0] == each &&
+                      !memcmp(now.left[0], (char *)s->left[0] + at + (size_t)turn * each, each));
+        free(now.left[0]);
+    }
+    te_graph_destroy(g);
+}
+
+#endif /* TE_TEST_WAYS_H_INCLUDED */

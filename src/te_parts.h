@@ -376,9 +376,11 @@
 #include "functions/sparse_attention.c"
 #include "functions/capped.c"
 #include "functions/parallel.c"
+#include "functions/pieces.c"
 #include "functions/shared_input.c"
 #include "functions/state.c"
 #include "functions/joint.c"
+#include "functions/linear_backward.c"
 #include "functions/linear.c"
 #ifndef TE_NO_DIST
 #include "context_parallel/exchange.c"

@@ -4,7 +4,8 @@
  * These options of TransformerEngine have no field here:
  *   get_rng_state_tracker              The context keeps its random states (te_rng_tracker_add). rng_tracker_name
  *                                      selects one.
- *   ub_overlap_*, ub_bulk_*, ub_name   They need userbuffers, which te.h does not have.
+ *   ub_name, ub_tp_comm_overlap        te.h overlaps by collectives of the group, and has no userbuffers to set up.
+ *                                      Each ub_ option of te_parallel_options turns itself on.
  *   cp_stream                          The context manages its streams itself.
  *   cp_global_ranks                    te_send and te_recv take the ranks of the group.
  *   layer_number                       te_module_path names a module. te.h has no scaling by the layer number
@@ -102,6 +103,16 @@ typedef enum te_cp_comm {
  * With one scale for each block, the ranks gather quantized data if each rank's rows and columns fill whole blocks
  * (128 x 128; MXFP8: 32, NVFP4: 16). Otherwise they gather unquantized data.
  * The bias of a row-parallel GEMM is added after the sum.
+ * Overlap. The options ub_... run these exchanges on a second stream beside GEMMs, in te_graph captures too, if the
+ * group is of processes; other groups exchange at the same points of the program, one after another. All ranks need
+ * the same options. Of n ranks, a GEMM that ub_overlap_... splits is n GEMMs of one rank's rows each: a rank sends its
+ * rows, or the results of theirs, to each other one by te_all_to_all, and adds up results in f32 in the order of the
+ * ranks. So the traffic is that of the gather or reduce-scatter in the tensors' own format; ub_overlap_rs and
+ * ub_overlap_rs_dgrad need memory for the results of all rows twice. On the CPU all numbers are those without the
+ * options, bit for bit. On a GPU a GEMM of fewer rows may add up its k in another order; over more than two processes,
+ * so may NCCL's reduce-scatter. Not split are GEMMs whose operand is gathered unquantized and quantized then (see
+ * above), or has 128 x 128 blocks or swizzled scales, and the gather for return_layernorm_output_gathered. Except for
+ * ub_bulk_wgrad the options need sequence_parallel, and have no effect without.
  * If te_tensor_sequence_parallel is true for a parameter, call te_all_reduce over tp_group for its gradient before the
  * optimizer's step.
  *
@@ -147,6 +158,17 @@ typedef struct te_parallel_options {
                                       * and behind GEMMs divided by row (te_tensor_sequence_parallel) */
     te_symmetric_ar symmetric_ar_type; /* TransformerEngine's choice of the all-reduce after a GEMM that is divided by
                                         * row. te.h ignores it, and always runs te_all_reduce */
+    bool ub_overlap_ag;              /* the gather before a GEMM comes in pieces, beside the product of pieces that have
+                                      * come (see above); false => the whole, before the product. TransformerEngine's
+                                      * TransformerLayer: true */
+    bool ub_overlap_rs;              /* the reduce-scatter of the output goes in pieces, beside the product of other
+                                      * pieces; false => the whole, behind the product. TransformerEngine's
+                                      * TransformerLayer: true */
+    bool ub_overlap_rs_dgrad;        /* the same of the input's gradient; ub_bulk_wgrad then has nothing to do */
+    bool ub_bulk_dgrad;              /* the input is gathered again beside the GEMM of the input's gradient; false =>
+                                      * behind it. TransformerEngine's TransformerLayer: true */
+    bool ub_bulk_wgrad;              /* the input's gradient is summed over the ranks beside the GEMM of the weight's
+                                      * gradient; false => before it. TransformerEngine's TransformerLayer: true */
     te_group *cp_group;              /* for attention, the ranks that share each sequence (borrowed for the module's
                                       * lifetime). NULL => none, or set later by te_set_context_parallel_group */
     te_group *cp_p2p_group;          /* with TE_CP_A2A_P2P, the ranks of the ring: those with the same rank number in

@@ -28,10 +28,29 @@ static te_result te__flight_fork(te_group *group, te__flight *f) {
     te__event_release(fork);
     return result;
 }
-static te_result te__flight_run(te_group *group, te__collective kind, te__flight *f) {
+/* Sends the bytes of x to rank `to`, and receives those of out from rank `from`: a te_all_to_all of one line. */
+static te_result te__group_exchange(te_group *group, const te_tensor *x, int to, te_tensor *out, int from) {
+    te_ctx *te = x->te;
+    const int size = te__group_size(group);
+    int64_t *counts = (int64_t *)te__alloc_zero(te, 2 * (size_t)size * sizeof(*counts));
+    te_tensor *line, *place;
+    te_result result;
+    if (!counts) return te__refuse(group, TE__ALL_TO_ALL, te_error_code(te));
+    counts[to] = counts[size + from] = 1;
+    te__frame_begin(te);
+    line = te__alias_2d(x, 0, TE_U8, 1, (int64_t)te_tensor_bytes(x));
+    place = te__alias_2d(out, 0, TE_U8, 1, (int64_t)te_tensor_bytes(out));
+    result = line && place ? te_all_to_all(group, line, counts, place, counts + size)
+                           : te__refuse(group, TE__ALL_TO_ALL, te_error_code(te));
+    te__frame_end(te, NULL, 0);
+    te__free(te, counts);
+    return result;
+}
+static te_result te__flight_run(te_group *group, te__collective kind, te__flight *f, int to, int from) {
     switch (kind) {
     case TE__ALL_REDUCE: return te_all_reduce(group, f->x, TE_REDUCE_SUM);
     case TE__REDUCE_SCATTER: return te_reduce_scatter(group, f->x, f->out);
+    case TE__ALL_TO_ALL: return te__group_exchange(group, f->x, to, f->out, from);
     default: return te_all_gather(group, f->x, f->out);
     }
 }
@@ -71,21 +90,30 @@ static te_result te__flight_closes(te__flight *f, te_group *group, te_result res
     group->queue_on(group->is.user, NULL);
     return result == TE_OK ? marked : result;
 }
-/* Begins te_all_reduce (a sum; out is NULL), te_reduce_scatter or te_all_gather. `f` is empty. On failure it stays so.
- * `result`: an error of this rank from before, which it tells the others. */
-static te_result te__flight_begin(te__flight *f, te_group *group, te__collective kind, te_tensor *x, te_tensor *out,
-                                  te_result result) {
+static te_result te__flight_start(te__flight *f, te_group *group, te__collective kind, te_tensor *x, te_tensor *out,
+                                  int to, int from, te_result result) {
     result = te__flight_opens(f, group, result);
     if (result != TE_OK) return te__refuse(group, kind, result);
     f->x = te_tensor_retain(x);
     f->out = te_tensor_retain(out);
-    result = te__flight_closes(f, group, te__flight_run(group, kind, f));
+    result = te__flight_closes(f, group, te__flight_run(group, kind, f, to, from));
     if (!f->end && f->out) { /* the collective has read x, as far as the context's stream goes */
         te_tensor_release(f->x);
         f->x = NULL;
     }
     if (result != TE_OK) te__flight_drop(f);
     return result;
+}
+/* Begins te_all_reduce (a sum; out is NULL), te_reduce_scatter or te_all_gather. `f` is empty. On failure it stays so.
+ * `result`: an error of this rank from before, which it tells the others. */
+static te_result te__flight_begin(te__flight *f, te_group *group, te__collective kind, te_tensor *x, te_tensor *out,
+                                  te_result result) {
+    return te__flight_start(f, group, kind, x, out, 0, 0, result);
+}
+/* Begins to send x to rank `to`, and to receive out from rank `from`. All ranks call it, each with other ranks. */
+static te_result te__flight_exchange(te__flight *f, te_group *group, te_tensor *x, int to, te_tensor *out, int from,
+                                     te_result result) {
+    return te__flight_start(f, group, TE__ALL_TO_ALL, x, out, to, from, result);
 }
 /* Begins te__pass. The caller keeps the tensors until the flight has landed. On failure `f` is empty. */
 static te_result te__flight_pass(te__flight *f, te_group *group, te_tensor *const *out, int to, te_tensor *const *in,

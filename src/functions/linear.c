@@ -1,5 +1,5 @@
-/* functions/linear.c: the linear layer y = x W^T + b, in high precision or quantized. It computes y, dx and dW, and
- * exchanges data between ranks. This file must not depend on the module tree. */
+/* functions/linear.c: the linear layer y = x W^T + b, in high precision or quantized: the forward pass, with the
+ * exchanges between ranks. This file must not depend on the module tree. */
 
 /* The quantized copy of the weight of one product. A module keeps it between microbatches. */
 typedef struct te__weight_cache {
@@ -51,253 +51,6 @@ typedef struct te__linear_call {
     struct te__linear_made *made;   /* NULL: te__linear records the node; otherwise the state and saved tensors are
                                      * stored here, and the caller records the node */
 } te__linear_call;
-
-typedef struct te__linear_state {
-    bool quantize_grad; /* false: the gradient of y stays in high precision */
-    bool fp8_grad;      /* the gradient of x is quantized */
-    int quantize_x;     /* usage (TE_ROWWISE, TE_COLUMNWISE) of the quantized copy that the backward pass makes of
-                         * saved[0]; 0: it uses saved[0] as it is */
-    int quantize_w;     /* usage of the quantized copy that the backward pass makes of saved[1], the weight; 0: it uses
-                         * saved[1] as it is */
-    te_epilogue act_epilogue; /* 0: dx[0] is the gradient of x; otherwise dx[0] is the gradient of saved[2], the input
-                               * of the activation whose result is x */
-    te_dtype act_bias_dtype;
-    bool fuse_wgrad, overwrite_main_grad;
-    bool split_dgrad, split_wgrad;
-    te__parallel parallel;
-    te__scaling *delays; /* a reference, or NULL */
-    te__quant_call quant;
-    int gemm;
-    int ndim;
-    int64_t shape[TE_MAX_DIMS]; /* shape of x on this rank */
-    te_dtype x_dtype, weight_dtype, bias_dtype;
-    int group;
-} te__linear_state;
-
-/* The state and the saved tensors of the node of a product. The tensors are references. */
-typedef struct te__linear_made {
-    te__linear_state state;
-    te_tensor *saved[3];
-} te__linear_made;
-
-static void te__linear_release(te_ctx *te, void *state) {
-    (void)te;
-    te__quant_call_drop(&((te__linear_state *)state)->quant);
-    te__scaling_release(((te__linear_state *)state)->delays);
-}
-
-/* Quantizes x by `spec`. Returns x itself if `spec` keeps high precision. */
-static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) {
-    return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec);
-}
-
-/* Returns the te__quant_spec for one operand of the product. If the operand is gathered before the product, all ranks
- * use one common scale for it. */
-static te__quant_spec te__product_spec(const te__quant_call *q, const te__parallel *p, bool backward, int gemm,
-                                       int slot, int usage) {
-    te__quant_spec spec = te__slot_spec(q, backward, gemm, slot, usage);
-    bool gathered =
-        backward ? te__gathers(p, TE_PARALLEL_ROW) : slot == TE__SLOT_INPUT && te__gathers(p, TE_PARALLEL_COLUMN);
-    if (gathered && spec.cls->form == TE__FORM_CODES && !spec.row_scaled) spec.group = p->group;
-    return spec;
-}
-
-/* The operands and options of the product dW = dy^T x. If the product is deferred to te_backward_dw, this struct holds
- * references. */
-typedef struct te__wgrad {
-    te_tensor *dy, *x; /* in the form in which the product reads them */
-    te__var *weight;
-    te_dtype dtype; /* format of the gradient [rows, columns] */
-    int64_t rows, columns;
-    bool fused, overwrite, split;
-    uint64_t saved_at; /* te->writes when dy and x were saved */
-} te__wgrad;
-
-/* Computes dW into *dw. If `fused` is set and the weight has a main_grad, dW is added to main_grad instead, or
- * overwrites main_grad if `overwrite` is set. */
-static te_result te__wgrad_product(te_ctx *te, const te__wgrad *g, te_tensor **dw) {
-    te_tensor *main_grad = g->fused ? g->weight->main_grad : NULL;
-    te_op_gemm_args gemm = TE_ZERO;
-    gemm.d = main_grad ? main_grad : te__empty_2d(te, g->dtype, g->rows, g->columns);
-    gemm.accumulate = main_grad && !g->overwrite;
-    gemm.split_accumulator = g->split;
-    *dw = main_grad ? NULL : gemm.d;
-    return gemm.d ? te__product(te, g->dy, true, g->x, false, &gemm) : te_error_code(te);
-}
-
-static void te__wgrad_release(te_ctx *te, void *state) {
-    te__wgrad *g = (te__wgrad *)state;
-    te_tensor_release(g->dy);
-    te_tensor_release(g->x);
-    te__var_release(te, g->weight);
-}
-static te_result te__wgrad_run(te_ctx *te, void *state) {
-    const te__wgrad *g = (const te__wgrad *)state;
-    te_tensor *dw;
-    te_result result;
-    if (te__written_since(g->x, g->saved_at) || te__written_since(g->dy, g->saved_at))
-        return te__fail(te, TE_ERR_STATE,
-                        "te_backward_dw: the %s of a linear layer was written after te_backward, and the weight's "
-                        "gradient needs it; call te_backward_dw first",
-                        te__written_since(g->x, g->saved_at) ? "input" : "output's gradient");
-    result = te__wgrad_product(te, g, &dw);
-    return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
-}
-
-/* Returns dy in the form that the products dy W and dy^T x need: quantized if the products are quantized, and gathered
- * if each rank has only a shard of dy. If needs[2] is true, sets *db to the bias gradient. As in TransformerEngine, the
- * bias gradient is computed from the unquantized dy. If dy is already quantized, dequantizes it for this. */
-static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db,
-                                         const bool *needs) {
-    bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];
-    te_tensor *dyq = dy, *shard = NULL;
-    if (s->quantize_grad && !dy->quantized && used) { /* a quantized dy comes from the activation that follows */
-        te__quant_spec spec =
-            te__product_spec(&s->quant, &s->parallel, true, s->gemm, TE__SLOT_GRAD_OUTPUT,
-                             (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
-        if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
-            *db = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
-            if (!*db && gathers) te__refuse(s->parallel.group, TE__ALL_GATHER, te_error_code(te));
-            if (!*db) return NULL;
-        }
-        dyq = gathers ? te__quantize_gathered(s->parallel.group, dy, &spec, &shard) : te__quantize_operand(dy, &spec);
-        if (dyq && (shard || !gathers))
-            te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, shard ? shard : dyq);
-    } else if (gathers && used)
-        dyq = te__gather_any(s->parallel.group, dy,
-                             (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
-    if (needs[2] && dy->quantized && !(dy = te__quant_value(dy, dy->dtype))) return NULL;
-    if (dyq && needs[2] && !*db) *db = te__bias_grad(dy, s->bias_dtype);
-    return needs[2] && !*db ? NULL : dyq;
-}
-
-/* Returns x quantized by `spec`. `dtype` is the nominal dtype of the result: the format that dequantizing gives. */
-static te_tensor *te__quantize_as(te_tensor *x, te_dtype dtype, const te__quant_spec *spec) {
-    te_tensor *y = te__quant_empty(x->te, dtype, x->ndim, x->shape, spec, spec->usage, false);
-    return y && te__quant_fill(y, x, spec, spec->usage, NULL) == TE_OK ? y : NULL;
-}
-/* Returns the format of a product's result that `spec` will quantize. With delayed scaling this is f32, so that the
- * result is rounded only once, to FP8. With other recipes it is `dtype`, as in TransformerEngine. */
-static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) {
-    return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype;
-}
-
-/* Returns the saved input x in the form that the product dy^T x needs: quantized if the product is quantized, and
- * gathered if each rank has only a shard of x. */
-static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x) {
-    bool gathers = te__gathers(&s->parallel, TE_PARALLEL_COLUMN);
-    if (s->quantize_x) {
-        te__quant_spec spec = te__product_spec(&s->quant, &s->parallel, false, s->gemm, TE__SLOT_INPUT, s->quantize_x);
-        return gathers ? te__quantize_gathered(s->parallel.group, x, &spec, NULL) : te__quantize_operand(x, &spec);
-    }
-    if (!gathers) return x;
-    return te__gather_any(
-        s->parallel.group, x,
-        x->quantized && (x->quantized->col.data || (s->quantize_grad && x->quantized->cls->facts & TE__TENSOR_SCALED))
-            ? TE_COLUMNWISE
-            : TE_ROWWISE);
-}
-
-/* Returns what a node saves of a weight, for the product dy W. `w` is the weight, or its quantized copy, of which the
- * product reads copy `keep`. The memory of a sharded weight is released between forward and backward. So the node saves
- * the weight itself, and sets *again to `keep` if it must be quantized again then. A quantized copy with a given scale
- * is saved, because the scale is another one by then. */
-static te_tensor *te__weight_to_save(te_tensor *weight, te_tensor *w, const te__quant_call *quant, int keep,
-                                     int *again) {
-    const te__quantized *q = w->quantized;
-    if (!q || (weight->moves && w == weight)) return w;
-    if (weight->moves && !weight->quantized && q->cls->form == TE__FORM_CODES && !(q->cls->facts & TE__SCALE_GIVEN) &&
-        !te__asks_factory(&quant->recipe)) {
-        *again = keep;
-        return weight;
-    }
-    return te__copy_of(w, keep)->data ? te__quant_keep(w, keep) : w;
-}
-/* Returns a weight that te__weight_to_save has returned, in the form that the product dy W needs. */
-static te_tensor *te__saved_weight(te_tensor *saved, const te__quant_call *quant, int gemm, int again) {
-    te__quant_spec spec;
-    if (!again || !saved || saved->quantized) return saved;
-    spec = te__slot_spec(quant, false, gemm, TE__SLOT_WEIGHT, again);
-    return te__quantize_operand(saved, &spec);
-}
-
-/* Ends a failed backward pass and informs the ranks that wait in the next exchange. Returns the error. `gathered`: this
- * rank has the whole gradient of y. */
-static te_result te__linear_gives_up(te_ctx *te, const te__linear_state *s, const bool *needs, bool gathered) {
-    const te__parallel *p = &s->parallel;
-    te_result result = te_error_code(te);
-    if (!gathered && te__gathers(p, TE_PARALLEL_ROW)) return te__refuse(p->group, TE__ALL_GATHER, result);
-    if (te__shares(p, TE_PARALLEL_COLUMN) && (needs[0] || needs[3]))
-        return te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
-    return te__gathers(p, TE_PARALLEL_COLUMN) && needs[1] ? te__refuse(p->group, TE__ALL_GATHER, result) : result;
-}
-
-/* The caller may set dx[0] to the tensor that the gradient of x is written to. */
-static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad,
-                                     te_tensor **dx, const bool *needs) {
-    const te__linear_state *s = (const te__linear_state *)state;
-    const te__parallel *p = &s->parallel;
-    te_tensor *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq, *w;
-    te__quant_spec grad_spec = TE_ZERO; /* how dx is quantized */
-    bool quantizes;
-    te_result result = TE_OK;
-    if (!dy) return te__linear_gives_up(te, s, needs, !(needs[0] || needs[1] || needs[3]));
-    if (s->fp8_grad)
-        grad_spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_INPUT, TE_ROWWISE | TE_COLUMNWISE);
-    quantizes = s->fp8_grad && grad_spec.cls->form != TE__FORM_PLAIN;
-    dyq = te__linear_grad_output(te, s, dy, &dx[2], needs);
-    if (!dyq) return te__linear_gives_up(te, s, needs, true);
-    if (needs[0] || needs[3]) { /* dx = dy W */
-        te_op_gemm_args gemm = TE_ZERO;
-        int64_t shape[TE_MAX_DIMS];
-        memcpy(shape, s->shape, sizeof(shape));
-        if (te__gathers(p, TE_PARALLEL_COLUMN)) shape[0] *= p->size;
-        gemm.d = dx[0] ? dx[0]
-                       : te_tensor_empty(te, quantizes ? te__result_dtype(&grad_spec, s->x_dtype) : s->x_dtype, s->ndim,
-                                         shape);
-        gemm.split_accumulator = s->split_dgrad;
-        if (s->act_epilogue) { /* the same kernel multiplies by the derivative at saved[2] */
-            gemm.epilogue = s->act_epilogue;
-            gemm.aux = saved[2];
-            if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->act_bias_dtype, s->shape[s->ndim - 1]);
-        }
-        dx[0] = gemm.d;
-        w = te__saved_weight(saved[1], &s->quant, s->gemm, s->quantize_w);
-        result = w && gemm.d && (!s->act_epilogue || !needs[3] || dx[3])
-                     ? te__product(te, dyq, false, w, false, &gemm)
-                     : te_error_code(te);
-        /* each rank has computed dx from its own columns of dy only, so sum over the ranks */
-        if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result);
-        if (result == TE_OK && quantizes) {
-            dx[0] = te__quantize_as(dx[0], s->x_dtype, &grad_spec);
-            if (!dx[0]) return te_error_code(te);
-        }
-    }
-    if (needs[1] && result == TE_OK) {
-        te__wgrad g;
-        g.dy = dyq;
-        g.x = te__linear_saved_input(s, saved[0]);
-        if (!g.x) return te_error_code(te);
-        g.weight = te->playing->inputs[1 + s->group];
-        g.dtype = s->weight_dtype;
-        g.rows = te__cols(dy);
-        g.columns = s->shape[s->ndim - 1];
-        g.fused = s->fuse_wgrad;
-        g.overwrite = s->overwrite_main_grad;
-        g.split = s->split_wgrad;
-        g.saved_at = te->writes;
-        /* compute the gradient now if deferring to te_backward_dw is off, the module was destroyed, or the weight is
-         * not a leaf of the tape */
-        if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]);
-        te_tensor_retain(g.dy);
-        te_tensor_retain(g.x);
-        te__note_saved(g.dy);
-        te__note_saved(g.x);
-        g.weight->refs++;
-        result = te__defer(te, s->delays, te__wgrad_run, te__wgrad_release, &g, sizeof(g));
-    }
-    return result;
-}
 
 /* Returns a weight that is stored quantized. Fails if the weight was quantized for another recipe than the current
  * one. */
@@ -426,18 +179,20 @@ static te_result te__linear_fits(const te__linear_call *c) {
     return TE_OK;
 }
 
-/* Returns the quantized input of the forward product, gathered from all ranks. Sets *kept to this rank's input for the
- * backward pass. *kept is not quantized if s->quantize_x is set. */
+/* Returns the quantized input of the forward product, gathered from all ranks, or coming piece by piece
+ * (te__rows_gathered). Sets *kept to this rank's input for the backward pass. *kept is not quantized if s->quantize_x
+ * is set. */
 static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int keep, te__linear_state *s,
-                                   te_tensor **kept) {
+                                   te_tensor **kept, te__row_pieces *pieces) {
     const te__quant_call *quant = c->quant;
     bool gathers = te__gathers(&c->parallel, TE_PARALLEL_COLUMN), saves = te__wants_grad(c->weight);
     bool again = c->save_original_input && quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION;
     te__quant_spec spec;
-    te_tensor *xq;
+    te_tensor *xq, *shard = NULL;
     *kept = x;
     if (te__joint_reads(x) != TE_OK) return NULL;
-    if (x->quantized) return gathers ? te__gather_any(c->parallel.group, x, TE_ROWWISE) : x;
+    if (x->quantized)
+        return gathers ? te__rows_gathered(&c->parallel, x, NULL, TE_ROWWISE, pieces, false, NULL) : x;
     spec = te__product_spec(quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT,
                             TE_ROWWISE | (saves && !again ? keep : 0));
     if (c->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic))
@@ -457,16 +212,9 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
         xq = spec.cls->form == TE__FORM_PLAIN ? x : te__quantize_shared(te__functions_of(x->te)->shared, x, &spec);
         if (!again) *kept = xq;
     } else {
-        te_tensor *shard = NULL;
-        if (te__codes_gather(&spec, x)) {
-            if (spec.cls->facts & TE__TENSOR_SCALED) spec.usage = TE_ROWWISE;
-            shard = te__quantize_operand(x, &spec);
-            xq = shard ? te__gather_quantized(c->parallel.group, shard, TE_ROWWISE)
-                       : te__gather(c->parallel.group, NULL);
-        } else {
-            spec.usage = TE_ROWWISE;
-            xq = te__quantize_gathered(c->parallel.group, x, &spec, NULL);
-        }
+        /* the copy that the backward pass reads is this rank's alone */
+        if (!te__codes_gather(&spec, x)) spec.usage = TE_ROWWISE;
+        xq = te__rows_gathered(&c->parallel, x, &spec, TE_ROWWISE, pieces, false, &shard);
         if (shard && !again) *kept = shard;
         if (xq && shard) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, shard);
     }
@@ -497,17 +245,19 @@ static void te__linear_misses(const te__parallel *p, te_result result) {
  * result so far. If any rank has failed, all ranks return an error. */
 static te_result te__linear_meets(const te__linear_call *c, te_result result) {
     const te__parallel *p = &c->parallel;
-    char what[384] = "", x[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT];
+    char what[384] = "", overlap[32] = "", x[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT];
     if (p->size <= 1 || !c->met || !te__group_compares(p->group, *c->met >> c->gemm & 1)) {
         if (result != TE_OK) te__linear_misses(p, result);
         return result;
     }
+    if (p->beside) snprintf(overlap, sizeof(overlap), " options ub_ %x", (unsigned)p->beside);
     if (result == TE_OK)
-        snprintf(what, sizeof(what), "product %d by %s%s of input %s %s and weight %s %s, recipe %s", c->gemm,
+        snprintf(what, sizeof(what), "product %d by %s%s%s of input %s %s and weight %s %s, recipe %s", c->gemm,
                  p->mode == TE_PARALLEL_ROW      ? "row"
                  : p->mode == TE_PARALLEL_COLUMN ? "column"
                                                  : "none",
-                 p->sequence ? ", sequence parallel," : "", te__shape_text(c->x, x), te_dtype_name(c->x->dtype),
+                 p->sequence ? ", sequence parallel," : "", overlap, te__shape_text(c->x, x),
+                 te_dtype_name(c->x->dtype),
                  te__shape_text(c->weight, w), te_dtype_name(c->weight->dtype),
                  c->quant && c->quant->enabled ? te_recipe_name(c->quant->recipe.kind) : "none");
     result = te__group_compare(p->group, what, result);
@@ -587,7 +337,9 @@ static te_tensor *te__linear(const te__linear_call *c) {
     const te_recipe *recipe;
     te_ctx *te;
     te__quant_spec spec = TE_ZERO;
+    te__row_pieces pieces = TE_ZERO;
     bool quantized, block, waits = false; /* waits: the product quantizes x */
+    bool scatters;
     int keep = TE_COLUMNWISE;
     int64_t shape[TE_MAX_DIMS];
     te_result result = te__linear_meets(c, te__linear_fits(c) == TE_OK ? TE_OK : TE_ERR_STATE);
@@ -609,11 +361,11 @@ static te_tensor *te__linear(const te__linear_call *c) {
         /* the copy that the backward pass reads */
         keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE;
         waits = te__linear_input_waits(c, x, &spec);
-        xq = waits ? x : te__linear_input(c, x, keep, &state, &kept);
+        xq = waits ? x : te__linear_input(c, x, keep, &state, &kept, &pieces);
         w = te__quantized_weight(c, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
         if (waits && !(w && w->quantized && te__product_quantizes(x, &spec, te__copy_of(w, TE_ROWWISE)))) {
             waits = false;
-            xq = te__linear_input(c, x, keep, &state, &kept);
+            xq = te__linear_input(c, x, keep, &state, &kept, &pieces);
         }
         block = te__recipe_class_of(recipe)->facts & TE__SPLITS_ALWAYS;
         gemm.split_accumulator = block || te__switch(recipe->split_fprop, false);
@@ -628,26 +380,36 @@ static te_tensor *te__linear(const te__linear_call *c) {
         }
         kept = te__plain(x);
         w = te__plain(weight);
-        xq = te__gathers(p, TE_PARALLEL_COLUMN) ? te__gather(p->group, kept) : kept;
+        xq = te__gathers(p, TE_PARALLEL_COLUMN)
+                 ? te__rows_gathered(p, kept, NULL, TE_ROWWISE, &pieces, false, NULL)
+                 : kept;
     }
     result = xq && w ? TE_OK : te_error_code(te);
     memcpy(shape, xq ? xq->shape : x->shape, sizeof(shape));
     shape[x->ndim - 1] = weight->shape[0];
     if (c->record_alone && te__gathers(p, TE_PARALLEL_ROW)) shape[0] /= p->size;
-    y = gemm.d = result != TE_OK ? NULL
-                 : c->out        ? c->out
-                                 : te__output_place(te, c->y_dtype ? c->y_dtype : x->dtype, x->ndim, shape);
+    scatters = result == TE_OK && !waits && !c->record_alone && !c->out && te__shares(p, TE_PARALLEL_ROW) &&
+               te__scatters_in_pieces(p, TE__UB_OVERLAP_RS, xq, shape[0]);
+    y = gemm.d = result != TE_OK || scatters ? NULL
+                 : c->out                    ? c->out
+                                             : te__output_place(te, c->y_dtype ? c->y_dtype : x->dtype, x->ndim, shape);
     gemm.bias = bias;
-    if (result == TE_OK && !y) result = te_error_code(te);
+    if (result == TE_OK && !y && !scatters) result = te_error_code(te);
     if (waits) te__product_quantizing(x, &spec, w, &gemm);
-    if (result == TE_OK && !c->record_alone &&
-        !(te__linear_may_wait(c, xq, w, waits) && te__linear_joins(xq, w, waits, &gemm))) {
+    if (scatters)
+        result = te__product_scattered(p, xq, w, true, &gemm, c->y_dtype ? c->y_dtype : x->dtype, x->ndim, shape, &y);
+    else if (result == TE_OK && !c->record_alone &&
+             !(te__linear_may_wait(c, xq, w, waits) && te__linear_joins(xq, w, waits, &gemm))) {
         result = te__joint_reads(xq);
         if (result == TE_OK)
-            result = waits ? te_op_gemm(te, &gemm) : te__product(te, xq, false, w, true, &gemm);
+            result = waits         ? te_op_gemm(te, &gemm)
+                     : pieces.size ? te__row_pieces_product(&pieces, w, true, &gemm)
+                                   : te__product(te, xq, false, w, true, &gemm);
     }
+    te__row_pieces_drop(&pieces);
     /* each rank has computed y from its own columns of x only, so sum over the ranks */
-    if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone) result = te__reduce_parts(p, &y, result);
+    if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone && !scatters)
+        result = te__reduce_parts(p, &y, result, NULL);
     if (result != TE_OK) return te__frame_return(te, NULL);
     /* the backward pass reads the unquantized operands */
     if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) {

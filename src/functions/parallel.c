@@ -7,7 +7,16 @@ typedef struct te__parallel {
     te_parallel_mode mode;
     bool sequence;   /* true: sequence parallelism; between products each rank has only its part of the first
                       * dimension */
+    int beside;      /* which exchanges run beside products: bits TE__UB_... */
 } te__parallel;
+/* The options ub_... of te_parallel_options. */
+enum {
+    TE__UB_OVERLAP_AG = 1 << 0,
+    TE__UB_OVERLAP_RS = 1 << 1,
+    TE__UB_OVERLAP_RS_DGRAD = 1 << 2,
+    TE__UB_BULK_DGRAD = 1 << 3,
+    TE__UB_BULK_WGRAD = 1 << 4
+};
 
 static bool te__shares(const te__parallel *p, te_parallel_mode mode) {
     return TE__HAS_RANKS && p->size > 1 && p->mode == mode;
@@ -113,14 +122,17 @@ static te_tensor *te__summed(te_group *group, te_tensor *x) {
 }
 
 /* Sums *y over the ranks. Under sequence parallelism *y becomes this rank's part of the first dimension. An error in
- * `result` makes all ranks fail. */
-static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_result result) {
+ * `result` makes all ranks fail. With `beside` the sum runs beside later work, and *y has no numbers until this flight
+ * has landed. `beside` may be NULL. */
+static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_result result, te__flight *beside) {
     te__collective kind = p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE;
     te_tensor *part = *y;
     int64_t shape[TE_MAX_DIMS];
     char text[TE__SHAPE_TEXT];
     if (result != TE_OK) return te__refuse(p->group, kind, result);
-    if (!p->sequence) return te__all_reduce(p->group, part, TE_REDUCE_SUM);
+    if (!p->sequence)
+        return beside ? te__flight_begin(beside, p->group, kind, part, NULL, TE_OK)
+                      : te__all_reduce(p->group, part, TE_REDUCE_SUM);
     if (part->shape[0] % p->size)
         return te__refuse(
             p->group, kind,
@@ -131,7 +143,9 @@ static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_resul
     memcpy(shape, part->shape, sizeof(shape));
     shape[0] /= p->size;
     *y = te_tensor_empty(part->te, part->dtype, part->ndim, shape);
-    return *y ? te__reduce_scatter(p->group, part, *y) : te__refuse(p->group, kind, te_error_code(part->te));
+    if (!*y) return te__refuse(p->group, kind, te_error_code(part->te));
+    return beside ? te__flight_begin(beside, p->group, kind, part, *y, TE_OK)
+                  : te__reduce_scatter(p->group, part, *y);
 }
 
 /* ---- quantized shards ---- */
@@ -153,46 +167,68 @@ static bool te__copy_gathers(const te_tensor *x) {
     return te__codes_gather(&spec, x);
 }
 
-/* Concatenates the matrices `part` of all ranks along `dim` into `whole`. Copies only the first `used` rows (dim 0) or
- * columns (dim 1) of each matrix; the others are padding. */
-static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_tensor *whole, int dim, int64_t used) {
-    int64_t shape[3], to_row = (int64_t)te__row_bytes(whole->dtype, whole->shape[1]);
-    te_tensor *stage, *from, *to;
-    te_result result = TE_OK;
-    int i;
+/* A matrix whose parts are on their way from all ranks. */
+typedef struct te__travel {
+    te__flight flight;
+    te_tensor *whole;
+    te_tensor *stage; /* u8 [size, rows, bytes of a row]: where the parts arrive; NULL: they lie in `whole` without
+                       * gaps, and arrive there */
+    int dim;          /* the dimension along which `whole` is put together */
+    int64_t used;     /* rows (dim 0) or bytes of a row (dim 1) of each part that are no padding */
+} te__travel;
+
+/* Begins to concatenate the matrices `part` of all ranks along `dim` into `whole`: the first `used` rows (dim 0) or
+ * columns (dim 1) of each; the others are padding. `beside`: later work may run meanwhile. */
+static te_result te__travel_begin(te__travel *t, te_group *group, const te_tensor *part, te_tensor *whole, int dim,
+                                  int64_t used, bool beside) {
+    const int64_t bytes = (int64_t)te__row_bytes(part->dtype, part->shape[1]);
+    int64_t shape[3];
+    te_tensor *from, *to;
     shape[0] = te__group_size(group);
     shape[1] = part->shape[0];
-    shape[2] = (int64_t)te__row_bytes(part->dtype, part->shape[1]);
-    if (dim == 1) used = (int64_t)te__row_bytes(part->dtype, used);
-    from = te__alias_2d(part, 0, TE_U8, shape[1], shape[2]);
-    if (dim == 0 && used == shape[1]) /* the parts lie in `whole` without gaps */
-        to = stage = te__alias_as(whole, 0, TE_U8, 3, shape);
-    else {
-        to = te__alias_2d(whole, 0, TE_U8, whole->shape[0], to_row);
-        stage = te_tensor_empty(part->te, TE_U8, 3, shape);
+    shape[2] = bytes;
+    memset(t, 0, sizeof(*t));
+    t->whole = whole;
+    t->dim = dim;
+    t->used = dim == 1 ? (int64_t)te__row_bytes(part->dtype, used) : used;
+    from = te__alias_2d(part, 0, TE_U8, shape[1], bytes);
+    if (dim == 0 && used == shape[1]) to = te__alias_as(whole, 0, TE_U8, 3, shape);
+    else to = t->stage = te_tensor_empty(part->te, TE_U8, 3, shape);
+    if (!from || !to) return te__refuse(group, TE__ALL_GATHER, te_error_code(part->te));
+    return beside ? te__flight_begin(&t->flight, group, TE__ALL_GATHER, from, to, TE_OK)
+                  : te__all_gather(group, from, to);
+}
+static te_result te__travel_end(te__travel *t) {
+    const te_tensor *stage = t->stage;
+    te_result result = te__flight_land(&t->flight);
+    te_tensor *to;
+    int64_t i;
+    if (stage && result == TE_OK) {
+        to = te__alias_2d(t->whole, 0, TE_U8, t->whole->shape[0],
+                          (int64_t)te__row_bytes(t->whole->dtype, t->whole->shape[1]));
+        for (i = 0; i < stage->shape[0] && result == TE_OK; i++)
+            result = te_tensor_copy(te_tensor_narrow(to, t->dim, i * t->used, t->used),
+                                    te_tensor_narrow(te__alias_2d(stage, i * stage->shape[1] * stage->shape[2], TE_U8,
+                                                                  stage->shape[1], stage->shape[2]),
+                                                     t->dim, 0, t->used));
     }
-    if (!from || !to || !stage) return te__refuse(group, TE__ALL_GATHER, te_error_code(part->te));
-    result = te__all_gather(group, from, stage);
-    for (i = 0; to != stage && i < shape[0] && result == TE_OK; i++)
-        result = te_tensor_copy(
-            te_tensor_narrow(to, dim, i * used, used),
-            te_tensor_narrow(te__alias_2d(stage, i * shape[1] * shape[2], TE_U8, shape[1], shape[2]), dim, 0, used));
-    te__touch(whole);
+    te__flight_drop(&t->flight);
+    te__drop(t->stage);
+    t->stage = NULL;
+    te__touch(t->whole);
     return result;
 }
 
-static te_result te__gather_copy(te_group *group, const te_tensor *x, te_tensor *y, int which) {
-    const te__quant_copy *from = te__copy_of(x, which);
-    te__quant_copy *to = te__copy_of(y, which);
-    bool columnwise = which == TE_COLUMNWISE;
-    int64_t m = te__rows(x);
-    te_result result =
-        te__gather_matrix(group, from->data, to->data, columnwise && from->cls->facts & TE__TRANSPOSED, m);
-    if (result == TE_OK && !(from->cls->facts & TE__TENSOR_SCALED))
-        result = te__gather_matrix(group, from->scale, to->scale, from->cls->shard_scales[columnwise],
-                                   columnwise ? m / from->cls->shard_tile : m);
-    return result;
-}
+/* A tensor whose shards are on their way from all ranks: te__arrival_begin, then te__arrival_end in the same frame. */
+typedef struct te__arrival {
+    te_tensor *y;          /* the whole tensor */
+    te__travel travel[4];  /* its data; or codes and scales of its copies */
+    int travels;
+    int usage, made;       /* y is quantized: the copies that are asked for, and those that travel */
+    bool quantizes;        /* y is plain, and is quantized by `spec` when it has come */
+    te__quant_spec spec;
+} te__arrival;
+
 /* Replaces *to, the scale or amax of a gathered tensor, by the tensor `from`, the scale or amax of a shard. All shards
  * have the same scale and amax. Does nothing if *to is NULL. */
 static void te__share_factor(te_tensor **to, te_tensor *from) {
@@ -200,56 +236,103 @@ static void te__share_factor(te_tensor **to, te_tensor *from) {
     te_tensor_release(*to);
     *to = te_tensor_retain(from);
 }
-
-/* Returns the whole tensor of a quantized shard, with the copies that `usage` names. te__copy_gathers(x) must be true.
- * If the recipe has one scale per tensor, column-wise codes are made after the gather. */
-static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int usage) {
+static te_result te__arrive_plain(te__arrival *a, te_group *group, te_tensor *x, bool beside) {
+    te__travel *t = &a->travel[0];
+    int64_t shape[TE_MAX_DIMS];
+    if (!x) return te__refuse(group, TE__ALL_GATHER, te_error_code(group->te));
+    te__whole_shape(group, x, shape);
+    a->y = t->whole = te_tensor_empty(x->te, x->dtype, x->ndim, shape);
+    if (!a->y) return te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
+    a->travels = 1;
+    return beside ? te__flight_begin(&t->flight, group, TE__ALL_GATHER, x, a->y, TE_OK)
+                  : te__all_gather(group, x, a->y);
+}
+static te_result te__arrive_copy(te__arrival *a, te_group *group, const te_tensor *x, int which, bool beside) {
+    const te__quant_copy *from = te__copy_of(x, which);
+    te__quant_copy *to = te__copy_of(a->y, which);
+    const bool columnwise = which == TE_COLUMNWISE;
+    const int64_t m = te__rows(x);
+    te_result result = te__travel_begin(&a->travel[a->travels++], group, from->data, to->data,
+                                        columnwise && from->cls->facts & TE__TRANSPOSED, m, beside);
+    if (result == TE_OK && !(from->cls->facts & TE__TENSOR_SCALED))
+        result = te__travel_begin(&a->travel[a->travels++], group, from->scale, to->scale,
+                                  from->cls->shard_scales[columnwise], columnwise ? m / from->cls->shard_tile : m,
+                                  beside);
+    return result;
+}
+/* te__copy_gathers(x) is true. If the recipe has one scale per tensor, column-wise codes are made after the gather. */
+static te_result te__arrive_codes(te__arrival *a, te_group *group, const te_tensor *x, int usage, bool beside) {
     const te__quant_copy *first = te__first_copy(x);
-    bool turned = first->cls->facts & TE__TENSOR_SCALED;
-    int made = turned ? TE_ROWWISE : usage, which;
+    const bool turned = first->cls->facts & TE__TENSOR_SCALED;
     te__quant_spec spec = te__copy_spec(first);
     te_result result = TE_OK;
     int64_t shape[TE_MAX_DIMS];
-    te_tensor *y;
+    int which;
     te__whole_shape(group, x, shape);
     spec.rht = x->quantized->col.data && x->quantized->col.rht;
-    te__frame_begin(x->te);
-    y = te__quant_empty(x->te, x->dtype, x->ndim, shape, &spec, made, te__rows(x) % 128 != 0); /* true: padding is 0 */
-    if (!y) result = te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
+    a->usage = usage;
+    a->made = turned ? TE_ROWWISE : usage;
+    a->y = te__quant_empty(x->te, x->dtype, x->ndim, shape, &spec, a->made, te__rows(x) % 128 != 0); /* true: padding
+                                                                                                     * is 0 */
+    if (!a->y) return te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
     for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
-        if (!(made & which)) continue;
-        result = te__gather_copy(group, x, y, which);
-        te__share_factor(&te__copy_of(y, which)->amax, te__copy_of(x, which)->amax);
-        if (turned) te__share_factor(&te__copy_of(y, which)->scale, te__copy_of(x, which)->scale);
+        if (!(a->made & which)) continue;
+        result = te__arrive_copy(a, group, x, which, beside);
+        te__share_factor(&te__copy_of(a->y, which)->amax, te__copy_of(x, which)->amax);
+        if (turned) te__share_factor(&te__copy_of(a->y, which)->scale, te__copy_of(x, which)->scale);
     }
-    if (result == TE_OK && usage & ~made) result = te__quant_add_columnwise(y);
-    if (result == TE_OK && made & ~usage) te__copy_release(te__copy_of(y, TE_ROWWISE));
-    return te__frame_return(x->te, result == TE_OK ? y : NULL);
+    return result;
 }
-/* Gathers a plain or quantized shard. If the codes cannot be gathered, decodes them first. */
-static te_tensor *te__gather_any(te_group *group, te_tensor *x, int usage) {
-    if (!x || !x->quantized) return te__gather(group, x);
-    return te__copy_gathers(x) ? te__gather_quantized(group, x, usage) : te__gather(group, te__plain(x));
+/* Drops an arrival that does not end. Does nothing to one that has ended or is zero. */
+static void te__arrival_drop(te__arrival *a) {
+    while (a->travels > 0) te__flight_drop(&a->travel[--a->travels].flight);
 }
-
-/* Gathers the plain shard x and returns the whole tensor quantized. If possible, sends codes and sets *shard to this
- * rank's codes. Otherwise quantizes after the gather and sets *shard to NULL. `shard` may be NULL. */
-static te_tensor *te__quantize_gathered(te_group *group, te_tensor *x, const te__quant_spec *spec, te_tensor **shard) {
-    te__quant_spec own = *spec;
-    te_tensor *codes;
+/* Begins to gather the shards x of all ranks. x is quantized, or becomes it by `spec`, which may be NULL: codes travel,
+ * if they can, and *shard is this rank's. Otherwise plain rows do, which are quantized when they have come, and *shard
+ * is NULL. `shard` may be NULL. `usage`: the copies that te__arrival_end returns of a quantized tensor. If this rank
+ * has failed, x is NULL, and all ranks fail. */
+static te_result te__arrival_begin(te__arrival *a, te_group *group, te_tensor *x, const te__quant_spec *spec, int usage,
+                                   bool beside, te_tensor **shard) {
+    te_result result;
+    memset(a, 0, sizeof(*a));
     if (shard) *shard = NULL;
-    if (!te__codes_gather(spec, x)) {
-        x = te__gather(group, x);
-        own.group = NULL;
-        return x && spec->cls->form != TE__FORM_PLAIN ? te__quantize(x, &own) : x;
+    if (x && !x->quantized && spec && te__codes_gather(spec, x)) {
+        te__quant_spec own = *spec;
+        if (spec->cls->facts & TE__TENSOR_SCALED) own.usage = TE_ROWWISE;
+        x = te__quantize(x, &own);
+        if (shard) *shard = x;
+    } else if (x && x->quantized && !te__copy_gathers(x))
+        x = te__plain(x);
+    else if (x && !x->quantized && spec && spec->cls->form != TE__FORM_PLAIN) {
+        a->quantizes = true;
+        a->spec = *spec;
+        a->spec.group = NULL;
     }
-    if (spec->cls->facts & TE__TENSOR_SCALED) own.usage = TE_ROWWISE;
-    codes = te__quantize(x, &own);
-    if (shard) *shard = codes;
-    if (!codes) te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
-    return codes ? te__gather_quantized(group, codes, spec->usage) : NULL;
+    result = x && x->quantized ? te__arrive_codes(a, group, x, usage, beside) : te__arrive_plain(a, group, x, beside);
+    if (result != TE_OK) te__arrival_drop(a);
+    return result;
 }
-
+/* Returns the whole tensor. Ends an arrival that has begun without an error. */
+static te_tensor *te__arrival_end(te__arrival *a) {
+    te_tensor *y = a->y;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < a->travels; i++) {
+        te_result landed = te__travel_end(&a->travel[i]);
+        if (result == TE_OK) result = landed;
+    }
+    a->travels = 0;
+    if (result == TE_OK && a->usage & ~a->made) result = te__quant_add_columnwise(y);
+    if (result == TE_OK && a->made & ~a->usage) te__copy_release(te__copy_of(y, TE_ROWWISE));
+    if (result != TE_OK) return NULL;
+    return a->quantizes ? te__quantize(y, &a->spec) : y;
+}
+/* Gathers at once what te__arrival_begin describes. */
+static te_tensor *te__gather_by(te_group *group, te_tensor *x, const te__quant_spec *spec, int usage,
+                                te_tensor **shard) {
+    te__arrival a;
+    return te__arrival_begin(&a, group, x, spec, usage, false, shard) == TE_OK ? te__arrival_end(&a) : NULL;
+}
 /* ---- as a function ---- */
 
 static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
@@ -257,7 +340,7 @@ static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *c
     const te__parallel *p = (const te__parallel *)state;
     (void)saved, (void)needs;
     dx[0] = te_tensor_contiguous(dy[0]);
-    return te__reduce_parts(p, &dx[0], dx[0] ? TE_OK : te_error_code(te));
+    return te__reduce_parts(p, &dx[0], dx[0] ? TE_OK : te_error_code(te), NULL);
 }
 /* Concatenates the shards x along the first dimension, and records this on the tape. The backward pass sums the
  * gradients over the ranks, and keeps this rank's part. */

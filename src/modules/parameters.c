@@ -333,6 +333,9 @@ static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_par
     p->group = o->tp_group;
     p->size = size;
     p->sequence = o->sequence_parallel;
+    p->beside = (o->ub_overlap_ag ? TE__UB_OVERLAP_AG : 0) | (o->ub_overlap_rs ? TE__UB_OVERLAP_RS : 0) |
+                (o->ub_overlap_rs_dgrad ? TE__UB_OVERLAP_RS_DGRAD : 0) | (o->ub_bulk_dgrad ? TE__UB_BULK_DGRAD : 0) |
+                (o->ub_bulk_wgrad ? TE__UB_BULK_WGRAD : 0);
     return true;
 }
 /* Checks that the ranks divide `size` evenly. */

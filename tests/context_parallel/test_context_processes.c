@@ -147,7 +147,8 @@ TE_TEST(context_of_a_process_that_fails) {
             const char *said = (const char *)processes[k].said;
             CHECK_STR(said, k == 1 ? "value is [6, 2, 2, 64], and key has 8 tokens of 2 heads" : "rank 1 (process ");
             CHECK_STR(said, "value is [6, 2, 2, 64]");
-            CHECK(strncmp(said, "at once", 7));
+            /* a rank that is behind may hear of it in its first call */
+            if (k == 1) CHECK_MSG(strncmp(said, "at once", 7), "rank 1 said: %s", said);
         }
     }
 }

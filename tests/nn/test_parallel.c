@@ -152,7 +152,7 @@ typedef struct visit {
     rank_state *s;
     const shared *c;
     te_module *whole;
-    bool gradients;
+    bool gradients, exact; /* exact: of weights, whose products add up the same rows in one order */
 } visit;
 static te_tensor *at_path(te_module *m, const char *path) {
     char copy[256], *dot;
@@ -180,12 +180,12 @@ static bool compare_one(void *user, te_module *m, const char *path, te_tensor *x
                 break;
             }
     }
-    same(v->s, v->c, what, got, want, v->c->exact && !v->gradients && v->c->tolerance == 0);
+    same(v->s, v->c, what, got, want, v->gradients ? v->exact && te_tensor_ndim(want) == 2 : v->c->exact && v->c->tolerance == 0);
     te_no_grad_end(v->s->te);
     return true;
 }
-static void compare_all(rank_state *s, const shared *c, te_module *whole, te_module *own, bool gradients) {
-    visit v = {s, c, whole, gradients};
+static void compare_all(rank_state *s, const shared *c, te_module *whole, te_module *own, bool gradients, bool exact) {
+    visit v = {s, c, whole, gradients, exact};
     te_module_visit_tensors(own, compare_one, &v);
 }
 
@@ -231,7 +231,7 @@ static void steps(rank_state *s) {
     {
         shared at_first = *c;
         at_first.exact = true, at_first.tolerance = 0;
-        compare_all(s, &at_first, whole, own, false); /* the shards are slices, to the bit */
+        compare_all(s, &at_first, whole, own, false, false); /* the shards are slices, to the bit */
     }
     te_optimizer *opt[2] = {te_fused_adam_create(te, whole, &adam), te_fused_adam_create(te, own, &adam)};
     const int last = test_samples() ? 2 : STEPS_OF; /* the second step has the first one's scales, and its parameters */
@@ -279,10 +279,11 @@ static void steps(rank_state *s) {
         same(s, c, "the input's gradient", te_tensor_grad(mine_x), want_dx, first && c->kind == ROW);
         if (c->gathered) same(s, c, "the norm's output", args[1].outputs.ln_out, args[0].outputs.ln_out, first);
         te_no_grad_end(te);
-        compare_all(s, c, whole, own, true);
+        /* the Hadamard transform of some columns has another amax than that of all */
+        compare_all(s, c, whole, own, true, first && (c->kind == COLUMN || c->kind == ROW) && c->recipe.kind != TE_RECIPE_NVFP4);
         te_optimizer_step(opt[0]);
         te_optimizer_step(opt[1]);
-        compare_all(s, c, whole, own, false);
+        compare_all(s, c, whole, own, false, false);
         te_scope_end(te);
     }
     te_optimizer_destroy(opt[0]);
@@ -420,6 +421,216 @@ TE_TEST_DEVICES(parallel_on_devices) {
         }
 }
 
+/* ---- exchanges beside products ---- */
+
+/* A module whose exchanges run beside its products, and the same one without that: one rank has both. */
+typedef struct beside {
+    shared of;
+    te_parallel_options options; /* ub_... */
+} beside;
+static void same_bits(rank_state *s, const shared *c, const char *what, te_tensor *got, te_tensor *want) {
+    if (got || want) same(s, c, what, got, want, true);
+}
+static bool same_gradient(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    visit *v = (visit *)user;
+    (void)m;
+    if (kind == TE_ENTRY_PARAMETER) same_bits(v->s, v->c, path, te_tensor_grad(x), te_tensor_grad(at_path(v->whole, path)));
+    return true;
+}
+/* The bytes that this rank has sent for gathers and for sums of tensors, the amaxes of recipes apart. */
+typedef struct sent {
+    uint64_t gathered, summed, passed;
+} sent;
+static sent sent_since(te_group *g) {
+    const te_group_stats n = te_group_get_stats(g);
+    te_group_reset_stats(g);
+    return (sent){n.all_gather.bytes, n.reduce_scatter.bytes + n.all_reduce.bytes, n.all_to_all.bytes};
+}
+static void steps_beside(rank_state *s) {
+    const beside *b = (const beside *)s->arg;
+    const shared *c = &b->of;
+    te_ctx *te = s->te;
+    te_recipe recipe = c->recipe;
+    te_autocast_desc cast = {.recipe = recipe.kind ? &recipe : NULL, .disabled = recipe.kind == TE_RECIPE_NONE};
+    te_parallel_options plain = {.tp_group = s->group, .set_parallel_mode = true, .sequence_parallel = c->sequence}, options = b->options;
+    options.tp_group = s->group, options.set_parallel_mode = true, options.sequence_parallel = c->sequence;
+    te_module *m[2] = {make(te, c, &plain), make(te, c, &options)};
+    EXPECT(s, te_ok(te));
+    for (int step = 0; step < 2 && te_ok(te) && !s->wrong; step++) { /* delayed scaling: the second step has the first one's scales */
+        te_scope_begin(te);
+        te_seed(te, 100 + (uint64_t)step);
+        const bool by_columns = c->kind == COLUMN || c->kind == NORM_COLUMN;
+        te_tensor *x = data(te, c), *dy = data(te, c), *in[2], *y[2];
+        sent forward[2], backward[2];
+        x = c->kind == ROW ? part_of(s, x, 2, 1) : c->sequence ? part_of(s, x, 0, 1) : x;
+        dy = by_columns ? part_of(s, dy, 2, 1) : c->sequence ? part_of(s, dy, 0, 1) : dy;
+        for (int i = 0; i < 2; i++) {
+            te_forward_args args = {.input = in[i] = leaf(x), .fp8_grad = c->codes};
+            te_autocast_begin(te, &cast);
+            if (step == 0) te_barrier(s->group);
+            te_group_reset_stats(s->group);
+            te_forward_with(m[i], &args);
+            te_autocast_end(te);
+            forward[i] = sent_since(s->group);
+            y[i] = args.outputs.out;
+            te_backward_from(y[i], dy);
+            if (c->delay) te_backward_dw(m[i]);
+            backward[i] = sent_since(s->group);
+        }
+        EXPECT(s, te_ok(te));
+        te_no_grad_begin(te);
+        same_bits(s, c, "the output", y[1], y[0]);
+        same_bits(s, c, "the input's gradient", te_tensor_grad(in[1]), te_tensor_grad(in[0]));
+        visit v = {.s = s, .c = c, .whole = m[0]};
+        te_module_visit_tensors(m[1], same_gradient, &v);
+        te_no_grad_end(te);
+        /* As much goes, but as pieces; the first call of each module compares texts as well. */
+        if (step) {
+            const uint64_t gathers = forward[0].gathered, sums = forward[0].summed;
+            EXPECT(s, forward[0].passed == 0 && backward[0].passed == 0);
+            EXPECT(s, forward[1].gathered + forward[1].passed + forward[1].summed == gathers + sums);
+            EXPECT(s, backward[1].gathered + backward[1].passed + backward[1].summed == backward[0].gathered + backward[0].summed);
+            if (c->sequence && b->options.ub_overlap_ag && (c->kind == COLUMN || c->kind == NORM_COLUMN)) EXPECT(s, forward[1].gathered == 0 && forward[1].passed == gathers);
+            if (c->sequence && b->options.ub_overlap_rs && c->kind == ROW) EXPECT(s, forward[1].passed > 0 && forward[1].summed < 256);
+            if (c->sequence && b->options.ub_overlap_ag && c->kind == ROW) EXPECT(s, backward[1].passed > 0);
+            if (c->sequence && b->options.ub_overlap_rs_dgrad && c->kind == COLUMN) EXPECT(s, backward[1].passed > 0 && backward[1].summed < 256);
+        }
+        te_module_zero_grad(m[0]);
+        te_module_zero_grad(m[1]);
+        te_scope_end(te);
+    }
+    te_module_destroy(m[0]);
+    te_module_destroy(m[1]);
+}
+static void run_beside(beside b, int size) {
+    const te_parallel_options *o = &b.options;
+    shared *c = &b.of;
+    test_case("%s, %d ranks, %s%s, ub_%s%s%s%s%s", c->name, size, c->recipe.kind ? te_recipe_name(c->recipe.kind) : te_dtype_name(c->dtype), c->sequence ? ", sequence" : "",
+              o->ub_overlap_ag ? " ag" : "", o->ub_overlap_rs ? " rs" : "", o->ub_overlap_rs_dgrad ? " rs_dgrad" : "", o->ub_bulk_dgrad ? " bulk_dgrad" : "", o->ub_bulk_wgrad ? " bulk_wgrad" : "");
+    c->batch = c->recipe.kind == TE_RECIPE_BLOCK ? 8 * size : 4; /* 128 rows of a rank, or padded scales */
+    c->hidden = c->recipe.kind == TE_RECIPE_BLOCK ? 256 : 128;
+    run_ranks(size, steps_beside, &b);
+}
+TE_TEST(parallel_beside_products) {
+    static const shared list[] = {{.name = "column", .kind = COLUMN}, {.name = "row", .kind = ROW}, {.name = "norm, column", .kind = NORM_COLUMN}, {.name = "MLP", .kind = MLP},
+                                  {.name = "gated MLP", .kind = MLP, .activation = TE_SWIGLU, .rms = true}, {.name = "column, codes", .kind = COLUMN, .codes = true},
+                                  {.name = "column, weight gradients later", .kind = COLUMN, .delay = true}, {.name = "layer", .kind = LAYER}};
+    static const te_parallel_options some[] = {{.ub_overlap_ag = true, .ub_overlap_rs = true, .ub_bulk_dgrad = true, .ub_bulk_wgrad = true}, {.ub_overlap_rs_dgrad = true, .ub_overlap_ag = true}};
+    for (int k = 0; k < COUNT(list); k++)
+        for (int i = -2; i < 5; i++)
+            for (int size = 2; size <= 4; size += 2) {
+                beside b = {list[k], some[(k + i + size / 2) & 1]};
+                b.of.sequence = i != -2; /* ub_bulk_wgrad alone has an effect without */
+                b.of.dtype = i == -1 ? TE_F32 : TE_BF16;
+                if (i >= 0) b.of.recipe = recipes[i]();
+                if ((k == 7 || size == 4) && k % 5 != (i + 5) % 5 && k % 5 != (i + 6) % 5) continue; /* the products are those of the others */
+                if (k > 2 && i >= 0 && (k + i) % 2) continue;
+                if ((k + i + 2 + size / 2) % test_every_sanitized(2)) continue;
+                run_beside(b, size);
+                if (k < 2) { /* the other options */
+                    b.options = some[(k + i + size / 2 + 1) & 1];
+                    run_beside(b, size);
+                }
+            }
+}
+
+/* ---- the traffic of gathers ---- */
+
+/* Quantized rows travel as codes: with one scale a tensor 1 byte, where bf16 has 2; with blocks the scales as well. Behind a product by row each copy of a gradient's
+ * blocks travels, since neither can be made of the other; so does its one copy of the input, again, behind a product by column. */
+static void count_bytes(rank_state *s) {
+    te_ctx *te = s->te;
+    const int64_t m = 128, k = 128, own = 32, others = s->size - 1;
+    const struct {
+        te_recipe recipe;
+        int64_t row, col; /* bytes of a rank's rows, of each copy */
+    } list[] = {{{0}, m * k * 2, 0}, {delayed(), m * k, 0}, {te_recipe_current_scaling(), m * k, 0},
+                {te_recipe_block_scaling(), m * k + k / 128 * m * 4, m * k + m / 128 * k * 4}, {te_recipe_mxfp8(), m * k + m * k / 32, m * k + 4 * k},
+                {nvfp4(), m * k / 2 + m * k / 16, m * k / 2 + k * m / 16}}; /* MXFP8, column-wise: lines of scales come by fours, of 32 rows each */
+    for (int i = 0; i < COUNT(list); i++)
+        for (int row = 0; row < 2; row++) {
+            te_recipe recipe = list[i].recipe;
+            te_linear_desc d = {.in_features = row ? own * s->size : k, .out_features = row ? k : own * s->size, .parallel.tp_group = s->group, .parallel.sequence_parallel = true};
+            d.parallel.parallel_mode = row ? TE_PARALLEL_ROW : TE_PARALLEL_COLUMN;
+            te_scope_begin(te);
+            te_module *linear = te_linear_create(te, &d);
+            te_tensor *x = leaf(te_tensor_normal(te, TE_BF16, SHAPE(row ? m * s->size : m, row ? own : k), 0, 1));
+            te_tensor *dy = te_tensor_normal(te, TE_BF16, SHAPE(row ? m : m * s->size, row ? k : own), 0, 1);
+            for (int step = 0; step < 2; step++) {
+                te_autocast_begin(te, &(te_autocast_desc){.recipe = i ? &recipe : NULL, .disabled = !i});
+                te_group_reset_stats(s->group);
+                te_tensor *y = te_forward(linear, x);
+                te_autocast_end(te);
+                const te_group_stats forward = te_group_get_stats(s->group);
+                te_group_reset_stats(s->group);
+                te_backward_from(y, dy);
+                const te_group_stats backward = te_group_get_stats(s->group);
+                EXPECT(s, te_ok(te));
+                if (!step) continue; /* the module's first call compares texts */
+                const int64_t again = list[i].col ? list[i].col : list[i].row, both = list[i].row + list[i].col;
+                const uint64_t want_forward = (uint64_t)(row ? 0 : others * list[i].row), want_backward = (uint64_t)(others * (row ? both : again));
+                char text[160];
+                snprintf(text, sizeof text, "recipe %s, by %s: gathered %llu and %llu bytes, not %llu and %llu", te_recipe_name(recipe.kind), row ? "row" : "column",
+                         (unsigned long long)forward.all_gather.bytes, (unsigned long long)backward.all_gather.bytes, (unsigned long long)want_forward, (unsigned long long)want_backward);
+                if (forward.all_gather.bytes != want_forward || backward.all_gather.bytes != want_backward) wrong(s, text);
+                EXPECT(s, (row ? forward : backward).reduce_scatter.bytes == (uint64_t)(others * m * k * 2));
+            }
+            te_module_destroy(linear);
+            te_scope_end(te);
+        }
+}
+TE_TEST(parallel_bytes_of_gathers) {
+    for (int size = 2; size <= (test_samples() ? 2 : 4); size += 2) {
+        test_case("%d ranks", size);
+        run_ranks(size, count_bytes, NULL);
+    }
+}
+
+/* ---- a vocabulary that ranks share ---- */
+
+/* Embedding, head and loss: each rank has some rows of the table and of the head's weight. */
+static void share_vocabulary(rank_state *s) {
+    enum { VOCAB = 64, HIDDEN = 32, TOKENS = 24 };
+    const te_dtype dtype = *(const te_dtype *)s->arg;
+    const shared c = {.name = "vocabulary", .tolerance = dtype == TE_F32 ? 2e-5 : 2e-2}; /* as tolerance() says */
+    te_ctx *te = s->te;
+    const int64_t own = VOCAB / s->size;
+    int32_t ids[TOKENS], targets[TOKENS];
+    for (int i = 0; i < TOKENS; i++) ids[i] = i * 29 % VOCAB, targets[i] = i % 5 == 1 ? -100 : i * 13 % VOCAB;
+    te_seed(te, 5);
+    te_tensor *table = te_tensor_normal(te, dtype, SHAPE(VOCAB, HIDDEN), 0, 1), *head = te_tensor_normal(te, dtype, SHAPE(VOCAB, HIDDEN), 0, 0.3f);
+    te_tensor *id = te_tensor_from_host(te, TE_I32, SHAPE(TOKENS), ids), *target = te_tensor_from_host(te, TE_I32, SHAPE(TOKENS), targets);
+    te_tensor *own_table = leaf(part_of(s, table, 0, 1)), *own_head = part_of(s, head, 0, 1), *hidden[2], *loss[2];
+    table = leaf(table), head = leaf(head);
+    hidden[0] = te_embedding_lookup(table, id);
+    loss[0] = te_cross_entropy(te_linear(hidden[0], head, NULL), target, NULL);
+    te_backward(loss[0]);
+    te_linear_desc d = {.in_features = HIDDEN, .out_features = VOCAB, .gemm = {.no_bias = true, .params_dtype = dtype}, .parallel = {.tp_group = s->group, .parallel_mode = TE_PARALLEL_COLUMN}};
+    te_module *m = te_linear_create(te, &d);
+    te_no_grad_begin(te);
+    EXPECT(s, te_tensor_copy(te_module_parameter(m, "weight"), own_head) == TE_OK);
+    te_no_grad_end(te);
+    hidden[1] = te_vocab_parallel_embedding_lookup(own_table, id, VOCAB, s->rank * own);
+    EXPECT(s, te_all_reduce(s->group, hidden[1], TE_REDUCE_SUM) == TE_OK);
+    loss[1] = te_cross_entropy(te_forward(m, hidden[1]), target, &(te_cross_entropy_desc){.dist_process_group = s->group});
+    te_backward(loss[1]);
+    EXPECT(s, te_ok(te));
+    te_no_grad_begin(te);
+    same(s, &c, "what the ids look up", hidden[1], hidden[0], true);
+    same(s, &c, "the loss", loss[1], loss[0], false);
+    same(s, &c, "the head's gradient", te_tensor_grad(te_module_parameter(m, "weight")), part_of(s, te_tensor_grad(head), 0, 1), false);
+    same(s, &c, "the table's gradient", te_tensor_grad(own_table), part_of(s, te_tensor_grad(table), 0, 1), false);
+    te_no_grad_end(te);
+    te_module_destroy(m);
+}
+TE_TEST(parallel_vocabulary) {
+    static const te_dtype dtypes[] = {TE_F32, TE_BF16};
+    for (int i = 0; i < 4; i++) {
+        test_case("%d ranks, %s", 2 + i / 2 * 2, te_dtype_name(dtypes[i % 2]));
+        run_ranks(2 + i / 2 * 2, share_vocabulary, &dtypes[i % 2]);
+    }
+}
+
 /* ---- refusals ---- */
 
 static void refused(rank_state *s, te_result code, const char *words) {
@@ -501,6 +712,10 @@ static void starve_step(rank_state *s) {
     te_recipe recipe = te_recipe_current_scaling();
     te_linear_desc d = {.in_features = 32, .out_features = 32, .parallel.tp_group = s->group, .parallel.sequence_parallel = arg->sequence};
     d.parallel.parallel_mode = arg->kind == ROW ? TE_PARALLEL_ROW : TE_PARALLEL_COLUMN;
+    if (arg->request % 2) { /* exchanges beside products */
+        d.parallel.ub_overlap_ag = d.parallel.ub_overlap_rs = d.parallel.ub_bulk_wgrad = true;
+        *(arg->request % 4 == 1 ? &d.parallel.ub_overlap_rs_dgrad : &d.parallel.ub_bulk_dgrad) = true;
+    }
     te_seed(te, 5);
     te_module *m = te_linear_create(te, &d);
     te_tensor *x = te_tensor_set_requires_grad(te_tensor_normal(te, TE_BF16, SHAPE(16, arg->kind == ROW ? 16 : 32), 0, 1), true);

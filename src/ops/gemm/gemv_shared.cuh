@@ -4,7 +4,7 @@
 // not quantized are copied.
 //
 // THREADS is the number of threads of a block. WHOLE: Y's rows have whole turns, and start at multiples of 16 bytes.
-// NORM: A's rows are normalized first (gemv_norm.cuh). If each thread has one part at most, the part stays in registers.
+// NORM: A's rows are normalized first (gemv_norm.cuh). A part stays in registers if each thread has one part at most.
 // Else the lines have the normalized rows, in order, and are quantized in place.
 //
 // A line has a slot of 16 bytes for each chunk of eight values. In a turn the four lanes of a quad read neighbouring

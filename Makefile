@@ -163,10 +163,10 @@ short: $(BUILD)/train_gpt $(BUILD)/moe $(BUILD)/minimal
 	@tests/run_short.sh $(BUILD)/train_gpt $(BUILD)/moe $(BUILD)/minimal
 
 # The examples in ranks, over the library that stands in for NCCL; and under launchers that pip has, which are not needed otherwise.
-ranks: $(BUILD)/train_gpt $(BUILD)/llama $(BUILD)/nccl_stand_in.so
+ranks: $(BUILD)/train_gpt $(BUILD)/llama $(BUILD)/te_info $(BUILD)/te_bench $(BUILD)/nccl_stand_in.so
 	@tests/run_ranks.sh $(BUILD) $(ARGS)
 
-launchers: $(BUILD)/train_gpt $(BUILD)/llama $(BUILD)/nccl_stand_in.so $(BUILD)/models/installed
+launchers: $(BUILD)/train_gpt $(BUILD)/llama $(BUILD)/te_info $(BUILD)/te_bench $(BUILD)/nccl_stand_in.so $(BUILD)/models/installed
 	@tests/dist/launchers.sh $(PYTHON) $(BUILD)
 .PHONY: ranks launchers
 

@@ -124,6 +124,7 @@ TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
                                  : ": numbers are kept wider than their type, so the CPU backend's codes are not those "
                                    "of other machines (x86: -msse2 -mfpmath=sse)");
     te__cuda_report(&t);
+    te__dist_report(&t);
     if (te) {
         te_memory_stats m = te_memory_get_stats(te);
         const te_jit_stats *j = &te->jit_stats;

@@ -1,17 +1,20 @@
 #!/bin/bash
 # The examples in ranks, against one rank: run_ranks.sh BUILD [LAUNCHER ...], from the repository's root. LAUNCHER is a command in which N stands for the number of
 # ranks; without one, those that set the variables of torchrun, mpirun and srun (tests/dist/launch.sh). On the CPU the ranks compute over the library that stands in for
-# NCCL, which cannot show what NCCL does; TE_RANKS_DEVICE=cuda:0 puts them on one GPU, over TE_NCCL_PATH. The last line is `N passed, M failed, K skipped`.
+# NCCL, which cannot show what NCCL does; TE_RANKS_DEVICE=cuda:0 puts them on one GPU, over TE_NCCL_PATH, and TE_RANKS_DEVICE=gpus each on a GPU of its own.
+# TE_RANKS_AT_MOST=2 leaves out the layouts of more ranks. The last line is `N passed, M failed, K skipped`.
 build=$1
 shift
 launchers=("$@")
 [ $# -gt 0 ] || launchers=("tests/dist/launch.sh torchrun N" "tests/dist/launch.sh openmpi N" "tests/dist/launch.sh mpich N" "tests/dist/launch.sh srun N")
-device=${TE_RANKS_DEVICE:-cpu}
+device=${TE_RANKS_DEVICE:-cpu} most=${TE_RANKS_AT_MOST:-4}
+on=(--device "$device")
+[ "$device" != gpus ] || on=()
 [ "$device" != cpu ] || export TE_NCCL_PATH=$build/nccl_stand_in.so TE_THREADS=1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 export TE_NCCL_STAND_IN_DIR=$folder
-passed=0 failed=0 turn=0
+passed=0 failed=0 skipped=0 turn=0
 result() { # NAME STATUS [WHAT WENT WRONG]
     if [ "$2" = 0 ]; then
         echo "ok    $1"
@@ -33,7 +36,7 @@ for model in llama mixtral; do python3 tests/dist/make_folder.py $model "$folder
 llama() { # OUT N MODEL OPTION ...
     local out=$folder/$1 n=$2 model=$folder/$3
     shift 3
-    launch $n "$build/llama" "$model" --train "$model/ids" --out "$out" --lr 1e-2 --sequences 4 --device $device "$@" >"$out.log" 2>&1
+    launch $n "$build/llama" "$model" --train "$model/ids" --out "$out" --lr 1e-2 --sequences 4 "${on[@]}" "$@" >"$out.log" 2>&1
 }
 # Sums of ranks have another order. The losses of 8 steps differ by 1e-6 of themselves where this was written; samples that are repeated or skipped make a difference of 0.1.
 same_losses() { # OUT LIKE: the steps that both have
@@ -55,7 +58,13 @@ worst = max(abs(x - y) for k in b for x, y in zip(a[k][1], b[k][1])) if a.keys()
 sys.exit(0 if worst < 1e-4 else "names or shapes differ" if worst == 1e9 else "a value differs by %g" % worst)
 PYTHON
 }
+too_many() { # NAME N: there are not so many ranks
+    [ $2 -gt $most ] || return 1
+    echo "skip  $1: it takes $2 ranks"
+    skipped=$((skipped + 1))
+}
 layout() { # OUT N MODEL OPTION ...: 8 steps equal those of one rank
+    too_many $1 $2 && return
     llama "$@" --steps 8
     status=$?
     result "$1: $2 ranks train a $3" $status "exit $status: $(grep -v '^step' "$folder/$1.log" | head -3)"
@@ -84,6 +93,7 @@ layout moe-dp2-shard 2 mixtral --shard
 
 # Four steps in one layout, four in another: no sequence is repeated or skipped.
 resume() { # OUT FIRST-N "FIRST OPTIONS" N OPTION ...
+    too_many $1 $(($2 > $4 ? $2 : $4)) && return
     local name=$1 first=$2 options=$3 n=$4
     shift 4
     llama $name $first llama --steps 4 $options && llama $name $n llama --steps 8 --resume "$@"
@@ -103,7 +113,7 @@ cat README.md src/README.md >"$folder/text" # one that stays as it is
 gpt() { # OUT N OPTION ...
     local out=$folder/$1 n=$2
     shift 2
-    launch $n "$build/train_gpt" --device $device --layers 2 --hidden 64 --heads 4 --kv-heads 2 --seq 32 --batch 4 --lr 1e-3 --sample 3 --out "$out" "$@" "$folder/text" >"$out.log" 2>&1
+    launch $n "$build/train_gpt" "${on[@]}" --layers 2 --hidden 64 --heads 4 --kv-heads 2 --seq 32 --batch 4 --lr 1e-3 --sample 3 --out "$out" "$@" "$folder/text" >"$out.log" 2>&1
 }
 # BF16: sums in another order round otherwise. Losses of 12 steps differ by 1e-4 where this was written, and by 0.01 from one step to the next.
 same_curves() {
@@ -111,6 +121,7 @@ same_curves() {
         END { if (n < 12) { print n " steps"; exit 1 } }' "$2" "$1"
 }
 like_one() { # OUT N OPTION ...
+    too_many $1 $2 && return
     gpt "$@" --steps 12
     status=$?
     result "train_gpt, $1: $2 ranks" $status "exit $status: $(tail -3 "$folder/$1.log")"
@@ -127,6 +138,7 @@ like_one gpt-tp2-cp2 4 --tp 2 --cp 2
 
 refused() { # NAME N TEXT OPTION ...
     local name=$1 n=$2 text=$3
+    too_many $1 $2 && return
     shift 3
     llama $name $n llama --steps 1 "$@"
     status=$?
@@ -137,5 +149,33 @@ refused too-many 2 "make 8 ranks, and there are 2" --tp 4 --dp 2
 refused heads 4 "the ranks must divide each" --tp 4
 refused experts 2 "num_local_experts is 0" --ep 2
 
-echo "$passed passed, $failed failed, 0 skipped"
+# ---- tools that measure ranks ----------------------------------------------------------------------------------------------------------
+
+# Each message of each collective has a line and a row; two parts of te_bench dist have theirs, with a figure to stand beside.
+tool() { # NAME N COMMAND ...
+    local name=$1 n=$2
+    shift 2
+    launch $n "$@" "${on[@]}" --csv "$folder/$name.csv" >"$folder/$name.log" 2>&1
+    result "$name: $n ranks" $? "$(tail -3 "$folder/$name.log")"
+}
+says() { # NAME TEXT
+    grep -q "$2" "$folder/$1.log"
+    result "$1: $2" $? "$(head -20 "$folder/$1.log")"
+}
+rows() { # NAME N: so many rows of figures above 0
+    local n=$(awk -F, '!/^#|^what/ && $4 > 0' "$folder/$1.csv" | wc -l)
+    [ $n = $2 ]
+    result "$1: $2 rows" $? "there are $n"
+}
+tool te_info 2 "$build/te_info" --ranks --most 16384
+says te_info "^2 ranks on 1 host"
+says te_info "^rank 1: .*, process"
+says te_info "^NCCL: .*, 2\.[0-9]*\.[0-9]*$"
+says te_info "^send .* 16 KiB .* GB/s .* GB/s"
+rows te_info 12 # six collectives, 4 KiB and 16 KiB
+tool te_bench 2 "$build/te_bench" dist --small gather tensor size
+says te_bench "loss [0-9.]* after one step, [0-9.]* after the last, of the same ids$"
+rows te_bench 5
+
+echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

@@ -38,6 +38,13 @@ void test_skip(const char *reason);
 void test_case(const char *format, ...) TE_PRINTF(1, 2);
 /* fn(arg) runs when the test ends, whichever way; the last one first. */
 void test_on_end(void (*fn)(void *arg), void *arg);
+/* The device of a rank that asks for `device`. With TE_TEST_GPUS=N, ranks on cuda:0 take the first N GPUs in turns. */
+static TE_MAYBE_UNUSED const char *test_device_of_rank(const char *device, int rank, char text[24]) {
+    const char *gpus = getenv("TE_TEST_GPUS");
+    if (strcmp(device, "cuda:0") || !gpus || atoi(gpus) < 2) return device;
+    snprintf(text, 24, "cuda:%d", rank % atoi(gpus));
+    return text;
+}
 /* Why cuda:0 cannot be used here ("no GPU"), or NULL if it can. */
 const char *test_no_gpu(void);
 

@@ -1,6 +1,7 @@
 """Writes a CSV of te_bench as a plot and a table beside it, and a few of its rows into README.md; texts go between their markers. Needs Python alone.
 
     python3 tools/bench_table.py tests/bench/h200.csv      writes tests/bench/h200.svg, tests/bench/h200.md, README.md
+    python3 tools/bench_table.py tests/bench/h200x2.csv    of ranks: tools/two_gpus.sh; the README has none of its rows
 """
 import csv
 import math
@@ -27,6 +28,8 @@ def read(path):
 
 
 def mean(ratios):
+    if min(ratios) <= 0:  # an exchange of which nothing shows
+        return sum(ratios) / len(ratios)
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
@@ -51,8 +54,8 @@ def table(rows):
 
 
 def plot(head, rows):
-    """A line for each kind of row, a dot for each shape, a stroke at their geometric mean."""
-    rows = {what: compared for what, of_it in rows.items() if (compared := [r for r in of_it if r["ratio"]])}
+    """A line for each kind of row, a dot for each shape, a stroke at their geometric mean. Milliseconds and MiB, of which more is worse, are in the table alone."""
+    rows = {what: compared for what, of_it in rows.items() if (compared := [r for r in of_it if r["ratio"] and r["unit"] not in ("ms", "MiB")])}
     x = lambda ratio: LABEL + SCALE * min(ratio, MOST)
     bottom, width = TOP + ROW * len(rows), int(x(MOST)) + 30
     out = [
@@ -102,7 +105,8 @@ def main(path):
         whole.write_text(f"# Measurements: {path.stem}\n\n{BEGIN}{END}")
     measured, plotted = f"{head}; random normal data, L2 flushed, clocks as found.\n\n", "Speed of every kernel relative to cuBLASLt, to a copy, or to another of ours"
     replace(whole, f"{measured}![{plotted}]({picture.name})\n\nThe first shape of each kind, and what all shapes of it give; every row is in [{path.name}]({path.name}).\n\n" + table(rows))
-    replace(pathlib.Path("README.md"), f"{measured}![{plotted}]({picture})\n\n" + table({what: rows[what] for what in README_ROWS if what in rows}))
+    if any(what in rows for what in README_ROWS):
+        replace(pathlib.Path("README.md"), f"{measured}![{plotted}]({picture})\n\n" + table({what: rows[what] for what in README_ROWS if what in rows}))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
  * device-to-device copy for everything that moves memory.
  *
  *     te_bench [--csv FILE] [--profile] [WORD ...]
+ *     te_bench dist [--csv FILE] [--device NAME] [--small] [PART ...]          in each rank of a job: bench_dist.h has the parts
  *     te_bench --tune [MxNxK | all] [tn | nn | nt] [f32] [bf16 | fp8 | fp8-split | fp8-1x128-128x128 | fp8-1x128-1x128 | mxfp8 | nvfp4]
  *
  * WORD: only rows whose name has one of them: gemm, "gemm bf16", epilogue, odd, norm, adam, layer .. --profile: below each row of a layer, the time of
@@ -2494,27 +2495,41 @@ static void measure_all(bench *b) {
     bench_grouped(b);
 }
 
+#include "ranks.h"
+#include "bench_dist.h"
+
 int main(int argc, char **argv) {
     bench b = TE_ZERO;
     cublaslt lt = TE_ZERO;
     te_ctx_desc desc = TE_ZERO;
     te_tensor *pair[2];
     int64_t bytes;
-    bool pushed, tunes = false;
+    bool pushed, tunes = false, small = false;
+    const char *csv = NULL, *device = NULL;
     int i, status = 0;
     b.words = (const char **)argv;
     for (i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--csv") == 0 && i + 1 < argc)
-            b.csv = fopen(argv[++i], "w");
+            csv = argv[++i];
+        else if (strcmp(argv[i], "--device") == 0 && i + 1 < argc)
+            device = argv[++i];
+        else if (strcmp(argv[i], "--small") == 0)
+            small = true;
         else if (strcmp(argv[i], "--profile") == 0)
             b.profile = true;
         else if (strcmp(argv[i], "--tune") == 0)
             tunes = true;
         else if (argv[i][0] == '-') {
-            fprintf(stderr, "te_bench: %s\nusage: te_bench [--csv FILE] [--profile] [WORD ...]\n       te_bench --tune [MxNxK | all] [LAYOUT] [f32] [FORMAT]\n", argv[i]);
+            fprintf(stderr, "te_bench: %s\nusage: te_bench [--csv FILE] [--profile] [WORD ...]\n       te_bench dist [--csv FILE] [--device NAME] [--small] [PART ...]\n       te_bench --tune [MxNxK | all] [LAYOUT] [f32] [FORMAT]\n", argv[i]);
             return 2;
         } else
             argv[b.num_words++] = argv[i];
+    }
+    if (b.num_words && !strcmp(b.words[0], "dist")) return bench_dist(&b, device, csv, small);
+    if (csv) b.csv = fopen(csv, "w");
+    if (device || small) {
+        fprintf(stderr, "te_bench: %s is of te_bench dist\n", device ? "--device" : "--small");
+        return 2;
     }
     desc.device = "cuda:0";
     b.te = te_ctx_create(&desc);

@@ -32,7 +32,45 @@
  * each once (api/sharding.h has the rule); messages that were sent before are dropped. A rank that fails elsewhere,
  * and makes none of these calls any more, must call te_group_abort or destroy its group. A group of processes ends for
  * good when a call fails on one rank: the others get its error. A NULL tensor gives TE_ERR_STATE. Between
- * te_warmup_begin and te_warmup_end collectives check their arguments but do not run. */
+ * te_warmup_begin and te_warmup_end collectives check their arguments but do not run.
+ *
+ * What a layout costs. Bytes that a rank sends for one layer, forward and backward, in bf16 or f16, as
+ * te_group_get_stats counts them: n ranks share the layer, T is the number of tokens of their batch, h the hidden size.
+ * q and g are the sizes of a token's queries and of its keys (heads times head_dim), and each token uses K of E
+ * experts.
+ *
+ *     tensor                                  16 (n - 1)/n T h
+ *     tensor, sequence_parallel               20 (n - 1)/n T h; 14 with an FP8 recipe whose codes are gathered
+ *     context, TE_CP_P2P                      (8 (n - 1)/n + 8) T g: gradients of keys and values travel in f32
+ *     context, TE_CP_ALL_GATHER               12 (n - 1)/n T g
+ *     context, TE_CP_A2A                      8 (n - 1)/n T/n (q + g)
+ *     experts, deepep, uccl_ep, hybridep      (n - 1)/n (K T (8 h + 8) + 8 E), if all experts have as many tokens; T of
+ *                                             each rank
+ *     experts, torch, and in a CausalLM       (n - 1) T (18 h + 13 E) + 16 (n - 1)/n: it grows with n
+ *
+ * A layer that runs again in the backward pass (te_module_set_checkpoint) adds its forward: 8 of the 16, 8 of the 20,
+ * 4 (n - 1)/n of the ring's, 4 of the 12, and half of the others, but 10 of the 18 and 5 of the 13. Gradients and
+ * parameters, which travel once a step, are api/sharding.h's formulas, for the elements that this rank has: a tp-th of
+ * the layers' matrices and an ep-th of the experts, but all of the norms, of the embedding and of the output's weight.
+ *
+ * Examples, for layers with te_parallel_options, TE_SHARD_PARAMETERS over all ranks that have the same parameters, one
+ * microbatch of 8192 tokens, with tp in sequence parallel, with cp as a ring, with ep by all-to-all. GB that a rank
+ * sends in a step for gradients and parameters, and for its layers; GB of its parameters, gradients, f32 masters and
+ * two moments, beside what is gathered (api/sharding.h) and activations:
+ *
+ *     model         GPUs  layout              exchanges    layers    memory
+ *     Llama 70 G    8     dp 8                    493.9       0.0     141.1
+ *     Llama 70 G    8     tp 8                      0.0      94.0     170.5
+ *     Llama 70 G    64    dp 64                   555.6       0.0      17.6
+ *     Llama 70 G    64    tp 8, dp 8               74.6      94.0      21.3
+ *     Llama 70 G    1024  dp 1024                 563.9       0.0       1.1
+ *     Llama 70 G    1024  tp 8, dp 128             84.6      94.0       1.3
+ *     Llama 70 G    1024  tp 8, cp 4, dp 32        84.6      24.7       1.3
+ *     Mixtral 47 G  8     ep 8                     11.2      15.0      93.4
+ *     Mixtral 47 G  64    ep 8, dp 8               52.1      15.0      11.7
+ *     Mixtral 47 G  1024  ep 8, dp 128             57.6      15.0       0.7
+ *
+ * Ranks of tp share a host, as a rule: their exchanges are part of each layer, and only the others run beside work. */
 
 /* The operation by which te_all_reduce combines the elements of the ranks. */
 typedef enum te_reduce_op {

@@ -29,8 +29,9 @@ TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args);
  * shape of its output. Any other call that would read or write the tensor gives TE_ERR_STATE. */
 TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);
 
-/* Writes a text about devices, libraries, the cache, memory and kernels into buffer, cut off after `size` bytes.
- * Returns the full length. te NULL => only devices and libraries. */
+/* Writes a text about devices, which of them reach each other's memory, libraries (NCCL once a group has opened it),
+ * the cache, memory and kernels into buffer, cut off after `size` bytes. Returns the full length. te NULL => only
+ * devices and libraries. */
 TE_API size_t te_report(te_ctx *te, char *buffer, size_t size);
 
 /* Counts of a context's kernels; 0 on the CPU. */

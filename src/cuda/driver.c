@@ -38,6 +38,8 @@ enum {
     TE__CU_SM_MINOR = 76,
     TE__CU_SHARED_OPTIN = 97,
     TE__CU_FUNC_MAX_SHARED = 8,
+    TE__CU_PEER_ACCESS = 2,  /* CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED */
+    TE__CU_PEER_ATOMICS = 3, /* CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED */
     TE__CU_LAUNCH_COOPERATIVE = 2,
     TE__CU_LAUNCH_CLUSTER = 4,
     TE__CU_LAUNCH_PROGRAMMATIC = 6, /* ..._PROGRAMMATIC_STREAM_SERIALIZATION */
@@ -59,6 +61,8 @@ enum {
     X(1, DeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, te__cu_device device))                \
     X(1, DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t *bytes, te__cu_device device))                                 \
     X(0, DeviceGetUuid, "cuDeviceGetUuid_v2", (te__cu_uuid * uuid, te__cu_device device))                              \
+    X(0, DeviceGetP2PAttribute, "cuDeviceGetP2PAttribute",                                                             \
+      (int *value, int attribute, te__cu_device device, te__cu_device peer))                                          \
     X(1, DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (te__cu_handle *context, te__cu_device device))          \
     X(1, DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (te__cu_device device))                              \
     X(1, CtxGetCurrent, "cuCtxGetCurrent", (te__cu_handle *context))                                                  \

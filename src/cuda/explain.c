@@ -79,6 +79,35 @@ static void te__report_devices(te__report_text *t) {
     }
 }
 
+/* Returns whether the driver grants `attribute` to device number i on the memory of device number k. */
+static bool te__cu_peer(int attribute, int i, int k) {
+    te__cu_device device, peer;
+    int value = 0;
+    if (te__cu.DeviceGet(&device, i) || te__cu.DeviceGet(&peer, k)) return false;
+    return te__cu.DeviceGetP2PAttribute(&value, attribute, device, peer) == 0 && value != 0;
+}
+/* Tells which devices reach each other's memory, and how. Atomics that the link itself runs are NVLink's: over PCIe
+ * there are none between GPUs. */
+static void te__report_peers(te__report_text *t) {
+    static const char *const kinds[] = {"no access", "access", "access and native atomics (NVLink)"};
+    int count = 0, i, k, kind;
+    if (!te__cu.ready || !te__cu.DeviceGetP2PAttribute) return;
+    te__cu.DeviceGetCount(&count);
+    for (i = 0; i < count && count > 1; i++) {
+        te__say(t, "peers of cuda:%d:", i);
+        for (kind = 0; kind < TE__COUNT(kinds); kind++) {
+            int found = 0;
+            for (k = 0; k < count; k++) {
+                const bool access = k != i && te__cu_peer(TE__CU_PEER_ACCESS, i, k);
+                if (k == i || (access ? te__cu_peer(TE__CU_PEER_ATOMICS, i, k) ? 2 : 1 : 0) != kind) continue;
+                te__say(t, "%s%d", found++ ? ", " : " ", k);
+            }
+            if (found) te__say(t, " %s;", kinds[kind]);
+        }
+        te__say(t, "\n");
+    }
+}
+
 static void te__report_compiler(te__report_text *t) {
     te__text why = TE_ZERO;
     const te__nvrtc *n = te__nvrtc_open(te__driver_major(), &why);
@@ -99,5 +128,6 @@ static void te__report_compiler(te__report_text *t) {
 
 static void te__cuda_report(te__report_text *t) {
     te__report_devices(t);
+    te__report_peers(t);
     te__report_compiler(t);
 }

@@ -150,4 +150,17 @@ static int te__nccl_dtype(te_dtype dtype) {
     }
 }
 
+/* Adds the line about the library, once a group has opened it. */
+static void te__dist_report(te__report_text *t) {
+    te__mutex_lock(&te__nccl_mutex);
+    if (te__nccl.ready)
+        te__say(t, "NCCL: %s, %d.%d.%d\n", te__nccl.lib.path, te__nccl.version / 10000, te__nccl.version / 100 % 100,
+                te__nccl.version % 100);
+    te__mutex_unlock(&te__nccl_mutex);
+}
+
+#else
+
+static void te__dist_report(te__report_text *t) { (void)t; }
+
 #endif

@@ -148,11 +148,12 @@ static void rank_program(const process_part *part) {
     te_ctx_desc desc = {0};
     const char *seconds = getenv("TE_TEST_SECONDS");
     te_nccl_group_desc group = {0};
-    desc.device = getenv("TE_TEST_DEVICE") ? getenv("TE_TEST_DEVICE") : "cpu";
+    char gpu[24];
     desc.log = test__log;
     p.out = fopen(getenv("TE_TEST_OUT"), "w");
     p.rank = atoi(getenv("RANK"));
     p.size = atoi(getenv("WORLD_SIZE"));
+    desc.device = test_device_of_rank(getenv("TE_TEST_DEVICE") ? getenv("TE_TEST_DEVICE") : "cpu", p.rank, gpu);
     p.arg = getenv("TE_TEST_ARG");
     p.te = te_ctx_create(&desc);
     group.timeout_seconds = seconds ? atof(seconds) : 20;

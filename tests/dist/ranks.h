@@ -65,7 +65,8 @@ static TE_MAYBE_UNUSED void note(rank_state *s, te_result r) {
 static TE_MAYBE_UNUSED void *rank_main(void *arg) {
     rank_state *s = (rank_state *)arg;
     te_ctx_desc desc = {0};
-    desc.device = s->device;
+    char gpu[24];
+    desc.device = test_device_of_rank(s->device, s->rank, gpu);
     desc.log = no_log;
     desc.cpu_threads = 1;
     desc.host_allocator.alloc = rank_alloc;

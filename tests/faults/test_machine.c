@@ -20,7 +20,9 @@ static const fake_function cuda_functions[] = {
     {"cuDriverGetVersion", "(int *version) { *version = VERSION; return 0; }"},
     {"cuGetErrorName", "(int code, const char **text) { *text = code == 100 ? \"CUDA_ERROR_NO_DEVICE\" : \"CUDA_ERROR_OF_STRAW\"; return 0; }"},
     {"cuGetErrorString", "(int code, const char **text) { *text = code == 100 ? \"no CUDA-capable device is detected\" : \"some words\"; return 0; }"},
-    {"cuDeviceGetCount", "(int *count) { *count = 1; return 0; }"},
+    {"cuDeviceGetCount", "(int *count) { *count = DEVICES; return 0; }"},
+    {"cuDeviceGet", "(int *device, int number) { *device = number; return 0; }"},
+    {"cuDeviceGetP2PAttribute", "(int *value, int what, int a, int b) { *value = what == 2 ? a + b < 3 : what == 3 && a + b == 1; return 0; }"},
     {"cuDeviceGetAttribute", "(int *value, int what, int device) { *value = what == 75 ? 9 : what == 76 ? 0 : what == 16 ? 132 : 232448; return 0; }"},
     {"cuDevicePrimaryCtxRetain", "(void **context, int device) { *context = &held; return 0; }"},
     {"cuCtxGetCurrent", "(void **context) { *context = current; return 0; }"},
@@ -86,7 +88,7 @@ static bool build(const char *path, const char *flags, const te__text *source) {
 
 static const char head[] = "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\nstatic void *current;\nstatic size_t held;\n"
                            "#ifndef INIT\n#define INIT 0\n#endif\n#ifndef VERSION\n#define VERSION 12040\n#endif\n#ifndef ROOM\n#define ROOM ((size_t)1 << 30)\n#endif\n"
-                           "#ifndef MAJOR\n#define MAJOR 12\n#endif\n#ifndef CODE\n#define CODE 0\n#endif\n";
+                           "#ifndef MAJOR\n#define MAJOR 12\n#endif\n#ifndef CODE\n#define CODE 0\n#endif\n#ifndef DEVICES\n#define DEVICES 1\n#endif\n";
 
 /* libcuda or libnvrtc, without one function or (NULL) whole. */
 static bool build_cuda(const char *path, const char *flags, const char *without) {
@@ -233,6 +235,25 @@ TE_TEST(driver_comes_later) {
     te = open_device(NULL, TE_LOG_WARN);
     CHECK(te_ok(te) && te_ctx_is_cuda(te) && te_ctx_sm(te) == 90);
     te_ctx_destroy(te);
+}
+
+/* Of three GPUs, 0 and 1 are linked, 0 and 2 reach each other over the bus, and 1 and 2 do not. */
+TE_TEST(report_of_peers) {
+    char report[4096];
+    if (!build_cuda(test_path("libcuda.so.1"), "-DDEVICES=3", NULL)) SKIP(no_compiler);
+    use_libraries(test_path("libcuda.so.1"), test_path("nowhere"));
+    te_report(NULL, report, sizeof report);
+    CHECK_STR(report, "peers of cuda:0: 2 access; 1 access and native atomics (NVLink);\n");
+    CHECK_STR(report, "peers of cuda:1: 2 no access; 0 access and native atomics (NVLink);\n");
+    CHECK_STR(report, "peers of cuda:2: 1 no access; 0 access;\n");
+    if (!build_cuda(test_path("libcuda.so.1"), "-DDEVICES=3", "cuDeviceGetP2PAttribute")) SKIP(no_compiler);
+    use_libraries(test_path("libcuda.so.1"), test_path("nowhere"));
+    te_report(NULL, report, sizeof report);
+    CHECK(strstr(report, "cuda:2: ") && !strstr(report, "peers"));
+    if (!build_cuda(test_path("libcuda.so.1"), "", NULL)) SKIP(no_compiler);
+    use_libraries(test_path("libcuda.so.1"), test_path("nowhere"));
+    te_report(NULL, report, sizeof report);
+    CHECK(strstr(report, "cuda:0: ") && !strstr(report, "peers"));
 }
 
 enum { MiB = 1 << 20 };

@@ -46,10 +46,12 @@
  *     context, TE_CP_A2A                      8 (n - 1)/n T/n (q + g)
  *     experts, deepep, uccl_ep, hybridep      (n - 1)/n (K T (8 h + 8) + 8 E), if all experts have as many tokens; T of
  *                                             each rank
- *     experts, torch, and in a CausalLM       (n - 1) T (18 h + 13 E) + 16 (n - 1)/n: it grows with n
+ *     experts, torch, and in a CausalLM       (n - 1) T (10 h + 9 E) + 16 (n - 1)/n: it grows with n. With
+ *                                             te_set_max_dispatch_tokens, in all dispatchers, T is that number and the
+ *                                             last term is 0
  *
  * A layer that runs again in the backward pass (te_module_set_checkpoint) adds its forward: 8 of the 16, 8 of the 20,
- * 4 (n - 1)/n of the ring's, 4 of the 12, and half of the others, but 10 of the 18 and 5 of the 13. Gradients and
+ * 4 (n - 1)/n of the ring's, 4 of the 12, and half of the others, but 6 of the 10 and 5 of the 9. Gradients and
  * parameters, which travel once a step, are api/sharding.h's formulas, for the elements that this rank has: a tp-th of
  * the layers' matrices and an ep-th of the experts, but all of the norms, of the embedding and of the output's weight.
  *

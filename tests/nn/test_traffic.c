@@ -18,7 +18,7 @@ static double sent_bytes(double n, double tokens, double h, double experts, doub
     return (n - 1) / n * (chosen * tokens * (8 * h + 8) + 8 * experts);
 }
 static double shared_bytes(double n, double tokens, double h, double experts) {
-    return (n - 1) * tokens * (18 * h + 13 * experts) + 16 * (n - 1) / n;
+    return (n - 1) * tokens * (10 * h + 9 * experts) + 16 * (n - 1) / n;
 }
 /* Bytes of a step for `elements` in shards over n ranks (TE_SHARD_PARAMETERS, one microbatch, bf16), and of memory:
  * parameters, gradients, f32 masters and two moments. */

@@ -144,12 +144,8 @@ $(BUILD)/minimal: examples/minimal.c te.h
 	@mkdir -p $(@D)
 	$(COMPILE_TEST) $(WHOLE) $< -o $@ $(LDLIBS)
 
-$(BUILD)/moe: examples/moe.c te.h
-	@mkdir -p $(@D)
-	$(COMPILE_TEST) $(WHOLE) $< -o $@ $(LDLIBS)
-
 # With the development build's implementation, which tests need as well.
-$(BUILD)/train_gpt $(BUILD)/llama: $(BUILD)/%: examples/%.c $(BUILD)/te.o
+$(BUILD)/moe $(BUILD)/train_gpt $(BUILD)/llama: $(BUILD)/%: examples/%.c $(BUILD)/te.o
 	@mkdir -p $(BUILD)/dev && echo '$(HASH)include "te_parts.h"' >$(BUILD)/dev/te.h
 	$(call COMPILE_AS,-I$(BUILD)/dev -DTE_IMPLEMENTATION_DONE $(CFLAGS) $(SANITIZE)) $< $(BUILD)/te.o -o $@ $(LDLIBS)
 
@@ -232,7 +228,7 @@ $(BUILD)/models/installed: tools/models/requirements.txt tools/models/install.sh
 	tools/models/install.sh $(PYTHON) $(@D)/site
 	@touch $@
 
-test-models: $(BUILD)/models/installed $(BUILD)/llama
+test-models: $(BUILD)/models/installed $(BUILD)/llama $(BUILD)/nccl_stand_in.so
 	TE_DEVICE=$(or $(TE_DEVICE),cpu) PYTHONPATH=$(BUILD)/models/site PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tools/models/models.py $(BUILD)/llama $(BUILD)/models/work $(ARGS)
 	$(if $(ARGS),,@for what in train decode batches; do BUILD=$(BUILD) HF_HUB_OFFLINE=1 PYTHONPATH=$(BUILD)/models/site PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tools/beside_torch.py $$what none block --small --device cpu || exit 1; done)
 .PHONY: test-models
@@ -273,16 +269,16 @@ sanitize-address:
 	@tests/run.sh "build/address/te_test $(ARGS)"
 sanitize-thread:
 	+@$(SANITIZED) BUILD=build/thread SANITIZE='-fsanitize=thread' build/thread/te_test
-	@tests/run.sh "build/thread/te_test $(ARGS)"
+	@tests/run.sh "build/thread/te_test --jobs $(JOBS) $(ARGS)"
 .PHONY: sanitize-address sanitize-thread
 
 # The CPU tests on other machines: 32-bit x86, and Windows by MinGW and wine. -msse2 -mfpmath=sse: without, codes differ (api/manual.h).
 x86:
 	+@CUDA_VISIBLE_DEVICES= $(MAKE) --no-print-directory ONE=1 BUILD=build/x86 CFLAGS='-O1 -g0 -m32 -msse2 -mfpmath=sse -D_FILE_OFFSET_BITS=64' build/x86/te_test
-	@CUDA_VISIBLE_DEVICES= tests/run.sh "build/x86/te_test $(ARGS)"
+	@CUDA_VISIBLE_DEVICES= tests/run.sh "build/x86/te_test --jobs $(JOBS) $(ARGS)"
 
 # Its tests of what Windows has not, by file: processes that fork and are killed, libraries made by the machine's C compiler, links, pipes.
-NOT_ON_WINDOWS = tests/data_parallel/test_overlap.c tests/data_parallel/test_shard_processes.c tests/nn/test_parallel_processes.c tests/dist/test_nccl.c tests/dist/test_nccl_paper.c tests/dist/test_store.c tests/cuda/test_jit.c tests/faults/test_machine.c tests/faults/test_train_gpt.c tests/core/test_fork.c tests/sys/test_writers.c
+NOT_ON_WINDOWS = tests/data_parallel/test_killed.c tests/data_parallel/test_overlap.c tests/data_parallel/test_shard_processes.c tests/nn/test_parallel_processes.c tests/dist/test_nccl.c tests/dist/test_nccl_paper.c tests/dist/test_store.c tests/cuda/test_jit.c tests/faults/test_machine.c tests/faults/test_train_gpt.c tests/core/test_fork.c tests/sys/test_writers.c
 WINE ?= $(or $(shell command -v wine64 || command -v wine || ls /usr/lib/wine/wine64 2>/dev/null),wine)
 windows:
 	+@$(MAKE) --no-print-directory ONE=1 BUILD=build/windows CC=x86_64-w64-mingw32-gcc HOST_CC='$(HOST_CC)' SKIPPED_TESTS='$(NOT_ON_WINDOWS)' CFLAGS='-O1 -g0' LDLIBS='-static -pthread' \

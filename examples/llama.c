@@ -196,11 +196,14 @@ static void share_model(void) { /* units are made from below: experts, which few
 }
 static void open_model(void) {
     te_hf_desc desc = {.dist = &dist};
+    const te_data_parallel_desc units = unit_of(dist.data);
+    const bool by_units = layout.shard && dist.size > 1; /* no rank ever has more than its slices and one layer */
     for (int dtype = TE_F32; opt.dtype && dtype <= TE_BF16; dtype++)
         if (!strcmp(te_dtype_name((te_dtype)dtype), opt.dtype)) desc.params_dtype = (te_dtype)dtype;
     if (opt.dtype && !desc.params_dtype) die("--dtype %s: there are f32, f16 and bf16", opt.dtype);
     recipe = recipe_named(opt.recipe);
     if (opt.quantized_weights && !recipe.kind) die("--quantized-weights needs --recipe");
+    if (by_units) desc.units = &units;
     const bool backward = opt.train || opt.grads;
     if (!backward) te_no_grad_begin(te); /* quantized weights then have one copy each, the one that forward reads */
     if (opt.quantized_weights) te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &recipe, .preserve_high_precision_init_val = opt.train != NULL});
@@ -210,7 +213,8 @@ static void open_model(void) {
     check();
     te_module_train(model, opt.train != NULL);
     if (opt.checkpoint) te_module_visit(model, checkpoint_layers, NULL);
-    if (opt.train && dist.size > 1) share_model(), te_dist_seed(te, &dist, 1);
+    if (opt.train && dist.size > 1 && !by_units) share_model();
+    if (opt.train && dist.size > 1) te_dist_seed(te, &dist, 1);
     check();
 }
 static int64_t vocabulary_of_model(void) { return te_tensor_shape(te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight"))[0]; }
@@ -407,11 +411,9 @@ static double train_step(te_optimizer *adam, const sequences *s, int64_t seen) {
     te_optimizer_step(adam);
     return te_tensor_item(sum_of_ranks(sum)) / dist.data_size;
 }
-/* Writes the folder; ranks gather what each has a part of. */
+/* Writes the folder: with --shard all ranks a file each, or else the first one all tensors, of which it gathers the others' parts. */
 static void save_model(void) {
-    if (layout.shard) te_fsdp_unshard(model);
     te_hf_save(model, opt.out);
-    if (layout.shard) te_fsdp_reshard(model);
     check();
 }
 static void train(sequences *s) {

@@ -31,11 +31,14 @@ static te_result join_ranks(te_ctx *te) {
     return te_dist_init(te, &(te_dist_desc){.tp = layout.tp, .cp = layout.cp, .ep = layout.ep, .dp = layout.dp}, &dist);
 }
 /* Ranks that have the same parameters exchange their gradients; with --shard each keeps a slice of parameters and optimizer states. */
-static te_result share_unit(te_module *m, te_group *group) {
-    if (dist.size == 1) return TE_OK;
-    return te_fsdp_unit(m, &(te_data_parallel_desc){
+static te_data_parallel_desc unit_of(te_group *group) {
+    return (te_data_parallel_desc){
         .group = group, .shard = layout.shard ? TE_SHARD_PARAMETERS : TE_SHARD_NONE,
-        .gradient_divide_factor = (float)dist.data_size}); /* ranks that share a sequence have parts of one loss */
+        .gradient_divide_factor = (float)dist.data_size}; /* ranks that share a sequence have parts of one loss */
+}
+static te_result share_unit(te_module *m, te_group *group) {
+    const te_data_parallel_desc desc = unit_of(group);
+    return dist.size == 1 ? TE_OK : te_fsdp_unit(m, &desc);
 }
 /* The sum over the ranks that share sequences, or have sequences of their own. */
 static te_tensor *sum_of_ranks(te_tensor *x) {

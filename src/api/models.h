@@ -186,10 +186,13 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
  * tokenizer.model.v3, tekken.json, chat_template.jinja, chat_template.json, preprocessor_config.json,
  * processor_config.json.
  *
+ * Weights of an earlier save in the folder are removed at the end, as by transformers: model.safetensors, the index,
+ * and files named as below that the new index does not name.
+ *
  * If parameters are sharded (TE_SHARD_PARAMETERS), all ranks of their group must call te_hf_save, with one folder. Each
  * writes a file of its own, model-00001-of-00004.safetensors and so on, all at once, while units are gathered one by
- * one; rank 0 writes model.safetensors.index.json, which names all tensors, and the other files, and removes an older
- * model.safetensors. If a rank fails before all files are written, none is replaced, and all ranks fail.
+ * one; rank 0 writes model.safetensors.index.json, which names all tensors, and the other files. If a rank fails before
+ * all files are written, none is replaced, and all ranks fail.
  * TE_ERR_UNSUPPORTED if units have different groups.
  *
  * With te_hf_desc.dist, all ranks of the world must call it. If no parameter is sharded, or te_fsdp_unshard has

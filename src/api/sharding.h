@@ -148,14 +148,16 @@ typedef struct te_data_parallel_desc {
  *   TE_ERR_UNSUPPORTED for weights that are stored quantized: seed all ranks alike and set no_init_sync instead.
  *   TE_ERR_INVALID for a module that is a unit of te_fsdp_unit already, for a group of another context, or for a
  *   gradient_divide_factor or bucket_cap_mb that is negative or not finite.
- *   TE_ERR_STATE inside a graph's capture.
- * Allocates memory. Syncs if collectives of the group sync. */
+ *   TE_ERR_STATE inside a graph's capture, and if ranks have units of other parameters (names, shapes, formats, which
+ *   are trained), or another bucket_cap_mb: the error names both. With no_init_sync the first exchange finds this.
+ * Allocates memory. Syncs. */
 TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc);
 /* Makes m one of several units of its model (fully_shard); a NULL desc undoes that. Parameters keep their values, so
  * all ranks must have the same ones (seed alike, or load a file). Units below m must be made before it if it is
  * sharded. All ranks must call it if it is sharded, also to undo that, which gathers the parameters. Errors: as
  * te_data_parallel, and TE_ERR_INVALID if a parameter belongs to another sharded unit too, if `shard` comes with
- * post_backward, or if the unit exists with another `shard` or group. */
+ * post_backward, or if the unit exists with another `shard` or group. Ranks whose units differ find it here if the unit
+ * is sharded, and else in the first exchange. */
 TE_API te_result te_fsdp_unit(te_module *m, const te_data_parallel_desc *desc);
 /* Writes the flags of a unit into *state, and returns true; false for a module that is not a unit. */
 TE_API bool te_fsdp_get_state(const te_module *m, te_fsdp_state *state);

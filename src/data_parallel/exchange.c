@@ -225,6 +225,10 @@ static te_result te__bucket_begin(te__bucket *b) {
     if (result == TE_OK && (b->n == 0 || (!u->set && te__group_size(u->desc.group) == 1 &&
                                           u->desc.gradient_divide_factor == 0.0f)))
         return TE_OK;
+    if (result == TE_OK && !u->met) {
+        result = te__unit_meets(u->module, &u->desc);
+        u->met = result == TE_OK && !te->warming && !te->capture;
+    }
     b->had = (te_dtype *)te__alloc_zero(te, (size_t)b->n * sizeof(te_dtype));
     grads = (te_tensor **)te__alloc_zero(te, (size_t)b->n * sizeof(te_tensor *));
     if (result == TE_OK && (!b->had || !grads)) result = TE_ERR_OUT_OF_MEMORY;

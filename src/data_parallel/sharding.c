@@ -72,6 +72,8 @@ static te_result te__unit_shard(te__dp_unit *u, const char *who) {
 }
 static te_result te__unit_make_now(te_module *m, const te_data_parallel_desc *desc, bool whole, const char *who) {
     te__dp_unit *u = te__unit_of(m), **end;
+    const bool copies = whole && desc && !desc->no_init_sync && !(u && u->set);
+    const bool meets = desc && (copies || (desc->shard && !u));
     te_result result = TE_OK;
     if (!m) return TE_ERR_STATE;
     if (m->te->error_code != TE_OK) return m->te->error_code;
@@ -99,13 +101,15 @@ static te_result te__unit_make_now(te_module *m, const te_data_parallel_desc *de
                         (double)desc->bucket_cap_mb, TE__BUCKET_CAP_MB);
     result = te__unit_may_shard(u, m, desc, who);
     if (result != TE_OK) return result;
-    if (whole && !desc->no_init_sync && !(u && u->set)) result = te__unit_share(desc->group, m);
+    if (meets) result = te__unit_meets(m, desc); /* else ranks meet in the first exchange */
+    if (result == TE_OK && copies) result = te__unit_share(desc->group, m);
     if (result != TE_OK) return result;
     if (!u) {
         u = (te__dp_unit *)te__alloc_zero(m->te, sizeof(te__dp_unit));
         if (!u) return TE_ERR_OUT_OF_MEMORY;
         u->module = m;
         u->whole = whole;
+        u->met = meets;
         u->state.is_last_backward = u->state.reshard_after_backward = u->state.requires_gradient_sync = true;
         if (te_module_set_attribute(m, TE__UNIT, u, te__unit_free) != TE_OK) {
             te__free(m->te, u);

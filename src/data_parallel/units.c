@@ -31,6 +31,7 @@ typedef struct te__dp_unit {
     bool whole; /* true: created by te_data_parallel; false: created by te_fsdp_unit */
     bool reached; /* the last backward pass has written a gradient of the unit */
     bool chosen;  /* chosen by te__units_choose */
+    bool met;     /* the ranks have compared the unit */
     te_fsdp_state state;
     uint64_t exchanged_at; /* the value of te->writes after the last exchange */
     te__shard_set *set; /* desc.shard: the slices of this rank; or NULL */
@@ -169,6 +170,47 @@ static te_result te__units_list(te_ctx *te) {
     for (u = s->units; u && result == TE_OK; u = u->next) result = te__unit_cut(u);
     if (result != TE_OK) te__units_forget(te);
     return result;
+}
+
+/* ---- comparing ---- */
+
+/* What ranks must have in common: the parameters of a unit, each a name, a shape, a format. */
+typedef struct te__unit_facts {
+    const te_module *module;
+    uint64_t hash;
+    int64_t params, elements;
+} te__unit_facts;
+static void te__unit_add_facts(te__unit_facts *f, te_module *m) {
+    int own[2], i;
+    if (m != f->module && te__unit_of(m)) return;
+    for (i = 0; i < m->num_entries; i++) {
+        const te_tensor *x = m->entries[i].tensor;
+        const char *name = m->entries[i].name, *form = x->quantized ? x->quantized->cls->name : "plain";
+        if (m->entries[i].kind != TE_ENTRY_PARAMETER) continue;
+        own[0] = x->dtype;
+        own[1] = x->requires_grad;
+        f->hash = te__hash64(name, strlen(name) + 1, f->hash);
+        f->hash = te__hash64(form, strlen(form) + 1, f->hash);
+        f->hash = te__hash64(own, sizeof(own), f->hash);
+        f->hash = te__hash64(x->shape, (size_t)x->ndim * sizeof(x->shape[0]), f->hash);
+        f->params++;
+        f->elements += te__numel(x);
+    }
+    for (i = 0; i < m->num_children; i++) te__unit_add_facts(f, m->children[i]);
+}
+/* Checks that all ranks have the same unit m. Otherwise one rank would wait for bytes that no other sends. */
+static te_result te__unit_meets(te_module *m, const te_data_parallel_desc *desc) {
+    char what[384];
+    te__unit_facts f = TE_ZERO;
+    if (!te__group_compares(desc->group, false)) return TE_OK;
+    f.module = m;
+    te__unit_add_facts(&f, m);
+    snprintf(what, sizeof(what),
+             "unit \"%.100s\" with %lld parameters of %lld elements, whose names, shapes and formats have the checksum "
+             "%016llx; shard %d, bucket_cap_mb %g",
+             m->name, (long long)f.params, (long long)f.elements, (unsigned long long)f.hash, (int)desc->shard,
+             (double)desc->bucket_cap_mb);
+    return te__group_compare(desc->group, what, TE_OK);
 }
 
 static void te__bucket_drop(te__bucket *b) {

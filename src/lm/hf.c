@@ -184,6 +184,7 @@ static te_result te__hf_write_whole(te_module *model, const char *folder, const 
     if (!te_module_visit_tensors(model, te__hf_list_group, &w)) result = te_error_code(te);
     if (result == TE_OK && !w.reads && te__hf_join(&path, te, folder, "model.safetensors"))
         result = te__st_write_with(te, path.s, w.list.items, w.list.n, s->kept, s->num_kept, te__hf_format, 1);
+    if (result == TE_OK && te->error_code == TE_OK && !w.reads) result = te__hf_remove_others(te, folder, 1);
     te__st_list_free(&w.list);
     te__text_free(&path);
     return result == TE_OK ? te->error_code : result;

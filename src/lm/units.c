@@ -209,6 +209,48 @@ static void te__hf_units_fail(te_ctx *te, const struct te_data_parallel_desc *de
 
 static const te_metadata te__hf_format[1] = {{"format", "pt"}}; /* transformers refuses a file without this entry */
 
+/* Weights of an earlier save: other programs read whatever file they find first. */
+typedef struct te__hf_others {
+    te_ctx *te;
+    const char *folder;
+    int size; /* the files that stay: model-00001-of-SIZE.safetensors and so on, and the index; 1: model.safetensors */
+    te_result result;
+} te__hf_others;
+/* Returns n of a file name like model-00001-of-n.safetensors; else 0. */
+static int te__hf_set_size(const char *name) {
+    static const char form[] = "model-#####-of-#####.safetensors";
+    int i, n = 0;
+    for (i = 0; form[i] && (form[i] == '#' ? name[i] >= '0' && name[i] <= '9' : name[i] == form[i]); i++)
+        n = form[i] == '#' && i > 11 ? n * 10 + (name[i] - '0') : n;
+    return form[i] || name[i] ? 0 : n;
+}
+static bool te__hf_remove_other(void *user, const char *name) {
+    te__hf_others *o = (te__hf_others *)user;
+    const int size = te__hf_set_size(name);
+    te__text path = TE_ZERO, why = TE_ZERO;
+    if (size ? o->size == 1 || size != o->size
+             : strcmp(name, o->size == 1 ? "model.safetensors.index.json" : "model.safetensors") == 0) {
+        if (!te__hf_join(&path, o->te, o->folder, name)) o->result = te_error_code(o->te);
+        else if (!te__file_remove(path.s, &why))
+            o->result = te__fail(o->te, TE_ERR_IO, "%s", te__text_str(&why));
+    }
+    te__text_free(&path);
+    te__text_free(&why);
+    return o->result == TE_OK;
+}
+/* Removes weights of an earlier save from a folder that `size` ranks have written. */
+static te_result te__hf_remove_others(te_ctx *te, const char *folder, int size) {
+    te__hf_others o = TE_ZERO;
+    te__text why = TE_ZERO;
+    o.te = te;
+    o.folder = folder;
+    o.size = size;
+    if (!te__dir_list(folder, te__hf_remove_other, &o, &why) && o.result == TE_OK)
+        o.result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+    te__text_free(&why);
+    return o.result;
+}
+
 /* How ranks share the parameters of a model. */
 typedef struct te__hf_sharing {
     te_ctx *te;
@@ -423,7 +465,7 @@ static void te__hf_file_name(const te__hf_sharing *h, int rank, char name[64]) {
     if (h->size == 1) snprintf(name, 64, "model.safetensors");
     else snprintf(name, 64, "model-%05d-of-%05d.safetensors", rank + 1, h->size);
 }
-/* Writes the index of all ranks' files, and removes a model.safetensors of before, which transformers would prefer. */
+/* Writes the index of all ranks' files, and removes weights of before: transformers would prefer model.safetensors. */
 static te_result te__hf_write_index(const te__hf_set *w, const char *folder) {
     const te__causal_lm *s = (const te__causal_lm *)w->model->state;
     te__text text = TE_ZERO, path = TE_ZERO, why = TE_ZERO;
@@ -452,9 +494,7 @@ static te_result te__hf_write_index(const te__hf_set *w, const char *folder) {
         result = te_error_code(w->te);
     if (result == TE_OK && !te__file_write_atomic(path.s, text.s, text.n, &why))
         result = te__fail(w->te, TE_ERR_IO, "%s", te__text_str(&why));
-    if (result == TE_OK && !te__hf_join(&path, w->te, folder, "model.safetensors")) result = te_error_code(w->te);
-    if (result == TE_OK && te__file_exists(path.s) && !te__file_remove(path.s, &why))
-        result = te__fail(w->te, TE_ERR_IO, "%s", te__text_str(&why));
+    if (result == TE_OK) result = te__hf_remove_others(w->te, folder, w->sharing->size);
     te__text_free(&text);
     te__text_free(&path);
     te__text_free(&why);
@@ -502,7 +542,8 @@ static te_result te__hf_write_units(te_module *model, const char *folder, const 
     }
     if (begun && result != TE_OK) te__file_out_abort(&out);
     else if (begun && !te__file_out_commit(&out)) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
-    if (begun && result == TE_OK && h->size > 1 && h->rank == 0) result = te__hf_write_index(&w, folder);
+    if (begun && result == TE_OK && h->rank == 0)
+        result = h->size > 1 ? te__hf_write_index(&w, folder) : te__hf_remove_others(te, folder, 1);
     if (begun) result = te__ckpt_agree(h->group, te, result);
     te__hf_set_free(&w);
     te__text_free(&path);

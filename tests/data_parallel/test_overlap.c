@@ -36,7 +36,7 @@ TE_TEST(overlap_buckets_have_the_bits_of_one) {
     static const int some[] = {1, 6, 8};
     for (int i = 0; i < COUNT(some); i++)
         for (int k = 0; k < COUNT(sizes); k++) {
-            if ((i + k) % test_every_sanitized(1)) continue;
+            if ((i + k) % test_every_odd(1)) continue; /* 3: each of both once */
             shard_case c = {.num = &numbers[some[i]], .width = 64, .inner = 96, .bucket = sizes[k]};
             c.no_prefetch = k == 1;
             c.one_unit = k == 2;

@@ -83,7 +83,7 @@ TE_TEST(shard_files_open_in_every_layout) {
             if (i > 2 && shard == TE_SHARD_OPTIMIZER) continue;
             snprintf(set, sizeof set, "%s", test_path("set.safetensors"));
             snprintf(one, sizeof one, "%s", test_path("one.safetensors"));
-            const file_case f = {{.num = &numbers[some[i]], .width = 64, .inner = 96}, (te_shard)shard, set, one};
+            const file_case f = {{.num = &numbers[some[i]], .width = test_samples() ? 32 : 64, .inner = test_samples() ? 48 : 96}, (te_shard)shard, set, one};
             test_case("%s, shard %d", numbers[some[i]].name, shard);
             run_ranks(3, write_rank, &f);
             CHECK_EQ_INT(files_of(set), 3);
@@ -163,7 +163,7 @@ TE_TEST(shard_files_go_when_the_index_cannot_be_written) {
 
 typedef struct memory_case {
     const char *path;
-    int64_t request; /* which request of memory of a rank fails */
+    int64_t request; /* which request of memory of a rank fails; 0: none */
     int rank;
     bool loads;
     int *reached; /* the request was made */
@@ -176,9 +176,8 @@ static void memory_rank(rank_state *s) {
     te_module *m = make_model(s->te, &c);
     make_units(s, m, &c, TE_SHARD_PARAMETERS);
     te_optimizer *opt = make_optimizer(s->te, m, &c);
-    if (!f->loads) EXPECT(s, te_model_save(s->te, f->path, m, opt, NULL, 0) == TE_OK);
     const int64_t before = s->requests;
-    s->fail_at = s->rank == f->rank ? before + f->request : 0;
+    s->fail_at = s->rank == f->rank && f->request ? before + f->request : 0;
     te_result result = f->loads ? te_model_load(s->te, f->path, m, NULL)
                                 : te_model_save(s->te, f->path, m, opt, NULL, 0);
     if (s->fail_at) *f->reached = s->requests >= s->fail_at;
@@ -192,13 +191,15 @@ static void memory_rank(rank_state *s) {
 static void memory_runs_out(memory_case f) {
     int reached = 1, failures = 0;
     f.reached = &reached;
-    for (f.request = 1; reached; f.request++) {
+    const int stride = test_every_odd(2);
+    run_ranks(2, memory_rank, &f); /* a checkpoint that is there before */
+    for (f.request = 1; reached; f.request += stride) {
         test_case("rank %d, %s, request %lld", f.rank, f.loads ? "load" : "save", (long long)f.request);
         rank_state *s = run_ranks(2, memory_rank, &f);
         CHECK(s[f.rank].failed || !s[1 - f.rank].failed);
         failures += s[f.rank].failed;
     }
-    CHECK_MSG(failures > 20, "%d failures", failures);
+    CHECK_MSG(failures > 20 / stride, "%d failures", failures);
 }
 TE_TEST(shard_files_when_memory_runs_out) {
     char set[512], plain[512];

@@ -3,6 +3,7 @@
 #include "shards.h"
 
 #include "../lm/folder.h"
+#include <dirent.h>
 
 enum { HF_D = 64, HF_FF = 96, HF_V = 50, HF_HEADS = 4, HF_KV = 2, HF_LAYERS = 3, HF_EXPERTS = 3, HF_FE = 32 };
 
@@ -164,6 +165,14 @@ static void hf_rank(rank_state *s) {
     te_module_destroy(m);
     te_module_destroy(whole);
 }
+static int weights_in(const char *folder) {
+    int n = 0;
+    DIR *dir = opendir(folder);
+    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir))
+        n += strncmp(e->d_name, "model", 5) == 0 && strstr(e->d_name, ".safetensors") && !strstr(e->d_name, ".json");
+    if (dir) closedir(dir);
+    return n;
+}
 TE_TEST(shard_folders_open_and_save) {
     static const number_case f32 = {"f32", TE_F32, no_recipe, false, false};
     const number_case *formats[] = {&numbers[1], &f32, &numbers[6], &numbers[8]};
@@ -176,7 +185,8 @@ TE_TEST(shard_folders_open_and_save) {
                 for (int shard = size == 2 ? TE_SHARD_NONE : TE_SHARD_PARAMETERS; shard <= TE_SHARD_PARAMETERS; shard++) {
                     char to[64];
                     if ((i > 1 || size == 3) && kind == HF_QWEN_EACH) continue; /* as stacked */
-                    snprintf(to, sizeof to, "to%d.%d.%d.%d", kind, i, size, shard);
+                    if ((kind + i + size + (int)shard) % test_every_odd(1)) continue;
+                    snprintf(to, sizeof to, "to%d.%d", kind, i); /* of the layout before it nothing stays */
                     const hf_case c = {.num = formats[i],
                                        .shard = (te_shard)shard,
                                        .from = test_path(from),
@@ -191,6 +201,7 @@ TE_TEST(shard_folders_open_and_save) {
                     CHECK((stat(in_folder(to, "model.safetensors"), &st) == 0) == !set);
                     snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", size, size);
                     CHECK((stat(in_folder(to, name), &st) == 0) == set);
+                    CHECK_EQ_INT(weights_in(test_path(to)), set ? size : 1);
                     CHECK(stat(in_folder(to, "config.json"), &st) == 0 && stat(in_folder(to, "tokenizer.json"), &st) == 0);
                 }
     }

@@ -86,6 +86,7 @@ TE_TEST(shards_of_language_models) {
     for (int i = 0; i < COUNT(cases); i++)
         for (int shard = TE_SHARD_OPTIMIZER; shard <= TE_SHARD_PARAMETERS; shard++) {
             lm_case c = cases[i];
+            if ((i + shard) % test_every_sanitized(1)) continue;
             c.shard = (te_shard)shard;
             test_case("case %d, shard %d", i, shard);
             run_ranks(2, lm_rank, &c);
@@ -393,7 +394,7 @@ static bool near_bytes(int64_t got, int64_t want) { return got >= want && got <=
 
 static void traffic_rank(rank_state *s) {
     const number_case *num = (const number_case *)s->arg;
-    const int64_t w = 256, codes = 2 * TB_BLOCKS * w * w, rest = TB_BLOCKS * 4 * w, elements = codes + rest,
+    const int64_t w = 128, codes = 2 * TB_BLOCKS * w * w, rest = TB_BLOCKS * 4 * w, elements = codes + rest,
                   batches = TB_BATCHES;
     counted_group count = {.inner = s->group};
     const te_group_desc d = {.name = "counted",
@@ -439,7 +440,8 @@ static void traffic_rank(rank_state *s) {
         }
         EXPECT(s, te_optimizer_step(opt) == TE_OK);
         if (kind == 0)
-            EXPECT(s, near_bytes(count.reduced, 4 * elements) && count.scattered == 0 && count.gathered == 0);
+            EXPECT(s, near_bytes(count.reduced, 4 * elements) && count.scattered == 0 &&
+                          count.gathered == TB_BLOCKS * 512 * s->size); /* ranks compare units that they have not met in */
         else {
             EXPECT(s, near_bytes(count.scattered, 4 * elements) &&
                           count.reduced <=
@@ -455,7 +457,7 @@ static void traffic_rank(rank_state *s) {
 }
 TE_TEST(shards_send_the_bytes_of_the_formula) {
     static const int some[] = {1, 6, 8, 9}; /* bf16; codes of 1 byte, of 1 byte in two copies, of half a byte */
-    for (int i = 0; i < COUNT(some); i++) {
+    for (int i = 0; i < COUNT(some); i += test_every_sanitized(1)) {
         test_case("%s", numbers[some[i]].name);
         run_ranks(2, traffic_rank, &numbers[some[i]]);
     }
@@ -619,7 +621,7 @@ TE_TEST(shards_of_other_modules) {
         for (int i = 0; i < COUNT(some); i++)
             for (int way = 0; way < 3; way++) {
                 const kind_case c = {kind, &numbers[some[i]], way == 1, way == 2};
-                if ((kind + i + way) % test_every_sanitized(2)) continue;
+                if ((kind + i + way) % test_every_sanitized(3)) continue;
                 if (kind == KIND_SPLIT && c.num->stored) continue; /* split parameters are not stored quantized */
                 test_case("kind %d, %s, way %d", kind, c.num->name, way);
                 run_ranks(2, kind_rank, &c);

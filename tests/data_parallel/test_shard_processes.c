@@ -2,7 +2,7 @@
  * over threads. test_shards.c compares what is sharded with what is whole. */
 #define _GNU_SOURCE
 #include "../dist/processes.h"
-#include "shards.h"
+#include "step.h"
 
 typedef struct trained {
     float *v;
@@ -89,7 +89,7 @@ static void equal_to_threads(const char *device, int size, const char *list) {
 }
 TE_TEST(shards_over_processes) {
     prepare_processes();
-    equal_to_threads("cpu", 2, "068");
+    equal_to_threads("cpu", 2, test_samples() ? "06" : "068");
     if (!test_samples()) equal_to_threads("cpu", 4, "16");
 }
 TE_TEST(gpu_shards_over_processes) {
@@ -163,5 +163,46 @@ TE_TEST(gpu_step_is_a_graph) {
         }
 }
 
-static const process_part parts[] = {{"shards", train_as_process}, {"graph_step", train_by_graph}};
+/* The bytes on the way, and the peak of a rank's memory, are those of the formulas. TE_TEST_ARG: ways to shard. */
+static void step_as_process(process_rank *p) {
+    rank_state s = {0};
+    s.te = p->te, s.group = p->group, s.rank = p->rank, s.size = p->size;
+    for (const char *shard = p->arg; *shard; shard++) {
+        const bool gpu = te_ctx_is_cuda(p->te);
+        double peak = 0;
+        const step_case c = {.num = &numbers[1],
+                             .shard = (te_shard)(*shard - '0'),
+                             .width = gpu ? 1024 : 256,
+                             .flights = true,
+                             .peak = &peak};
+        s.arg = &c;
+        step_rank(&s);
+        const step_peak_range want = peaks_of(&c, p->size);
+        fprintf(p->out, "shard %c: %.3f of %.3f to %.3f%s", *shard, peak, want.from, want.to, shard[1] ? ", " : "");
+    }
+    if (s.wrong || !te_ok(p->te)) fprintf(p->out, " WRONG %d %s %s", s.wrong, s.what, te_error(p->te));
+}
+static void memory_of(int size, const char *shards) {
+    test_setenv("TE_TEST_ARG", shards);
+    test_case("%d ranks", size);
+    run_processes("step", size);
+    for (int i = 0; i < size; i++) {
+        const char *said = (const char *)processes[i].said;
+        CHECK_MSG(!strncmp(said, "shard ", 6) && !strstr(said, "WRONG"), "rank %d: %s", i, said);
+    }
+    if (getenv("TE_TEST_SHOW"))
+        printf("%d ranks, bytes for each element of a unit: %s\n", size, (const char *)processes[0].said);
+}
+TE_TEST(memory_of_ranks) {
+    prepare_processes();
+    memory_of(2, test_samples() ? "2" : "012");
+}
+TE_TEST(gpu_memory_of_ranks) {
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    for (int size = 2; size <= 4; size += 2) memory_of(size, "012");
+}
+
+static const process_part parts[] = {
+    {"shards", train_as_process}, {"graph_step", train_by_graph}, {"step", step_as_process}};
 __attribute__((constructor)) static void become_one_of_them(void) { become_a_rank(parts, COUNT(parts)); }

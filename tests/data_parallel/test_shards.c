@@ -46,8 +46,8 @@ static void equal_case(int size, const char *name, shard_case c) {
     static int turn;
     if (turn++ % test_every_sanitized(1)) return; /* every other call under sanitizers */
     if (!c.num) c.num = &numbers[0];
-    if (!c.width) c.width = 64;
-    if (!c.inner) c.inner = 160;
+    if (!c.width) c.width = test_samples() ? 32 : 64;
+    if (!c.inner) c.inner = test_samples() ? 80 : 160;
     test_case("%d ranks, %s, %s", size, c.num->name, name);
     run_ranks(size, equal_rank, &c);
 }
@@ -199,28 +199,29 @@ static size_t step_peak(rank_state *s, const number_case *num, int blocks, int64
 static void peak_rank(rank_state *s) {
     const number_case *num = (const number_case *)s->arg;
     const int64_t w = 256;
+    const int few_blocks = 3, many_blocks = test_samples() ? 5 : 9, others = many_blocks - few_blocks;
     const size_t unit = (size_t)(2 * w * w), slices = 2 * unit / (size_t)s->size;
     for (int checkpoint = 0; checkpoint < 2; checkpoint++) {
-        const size_t few = step_peak(s, num, 3, w, TE_SHARD_PARAMETERS, checkpoint),
-                     many = step_peak(s, num, 9, w, TE_SHARD_PARAMETERS, checkpoint);
+        const size_t few = step_peak(s, num, few_blocks, w, TE_SHARD_PARAMETERS, checkpoint),
+                     many = step_peak(s, num, many_blocks, w, TE_SHARD_PARAMETERS, checkpoint);
         /* The peak is the exchange of the last unit: its gradients in 16 bits, once more while they are computed, f32
          * rows for all ranks and the sum of one; the slices of all gradients; and the parameters of the next unit, which
          * are gathered ahead, at most 16 bits. 3 parts in 100: norms, biases, blocks of the pool. */
-        EXPECT(s, many <= (unit * (2 + 2 + 4 + 2) + 4 * unit / (size_t)s->size + 9 * slices) * 103 / 100);
-        EXPECT(s, many <= few + 6 * slices * 105 / 100); /* the depth of the model costs slices alone */
+        EXPECT(s, many <= (unit * (2 + 2 + 4 + 2) + 4 * unit / (size_t)s->size + many_blocks * slices) * 103 / 100);
+        EXPECT(s, many <= few + others * slices * 105 / 100); /* the depth of the model costs slices alone */
     }
     if (num->dtype == TE_BF16 && !num->autocast) { /* one checkpoint over all units: its gradients wait for its end */
-        const size_t few = step_peak(s, num, 3, w, TE_SHARD_PARAMETERS, 2),
-                     many = step_peak(s, num, 9, w, TE_SHARD_PARAMETERS, 2);
-        EXPECT(s, many <= few + 6 * 2 * unit * 105 / 100); /* and its parameters do not */
+        const size_t few = step_peak(s, num, few_blocks, w, TE_SHARD_PARAMETERS, 2),
+                     many = step_peak(s, num, many_blocks, w, TE_SHARD_PARAMETERS, 2);
+        EXPECT(s, many <= few + others * 2 * unit * 105 / 100); /* and its parameters do not */
     }
-    EXPECT(s, step_peak(s, num, 9, w, TE_SHARD_NONE, false) > 9 * 2 * unit); /* whole gradients */
+    EXPECT(s, step_peak(s, num, many_blocks, w, TE_SHARD_NONE, false) > many_blocks * 2 * unit); /* whole gradients */
 }
 TE_TEST(shards_of_parameters_need_one_or_two_units) {
     static const int some[] = {1, 3, 6, 8};
     for (int i = 0; i < COUNT(some); i += test_every_sanitized(2)) {
         test_case("%s", numbers[some[i]].name);
-        run_ranks(4, peak_rank, &numbers[some[i]]);
+        run_ranks(test_samples() ? 2 : 4, peak_rank, &numbers[some[i]]);
     }
 }
 
@@ -376,7 +377,7 @@ static void fail_rank(rank_state *s) {
 }
 /* Each request of memory of a phase fails once: no rank waits for ever, and if rank 0 fails, it names rank 1. */
 TE_TEST(shards_fail_together) {
-    const int stride = test_every_odd(1);
+    const int stride = test_every_odd(2);
     for (int shard = TE_SHARD_NONE; shard <= TE_SHARD_PARAMETERS; shard++)
         for (int phase = 0; phase < 4; phase++) {
             int reached = 1, failures = 0;

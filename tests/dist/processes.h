@@ -108,6 +108,19 @@ static TE_MAYBE_UNUSED void start_processes(const char *part, int size) {
     for (int i = 0; i < size; i++) start_process(part, i, size);
 }
 
+/* Waits until a rank has begun to say something. */
+static TE_MAYBE_UNUSED void wait_until_ready(int rank) {
+    char name[32];
+    size_t bytes = 0;
+    snprintf(name, sizeof name, "rank.%d", rank);
+    for (int i = 0; i < 30000 && bytes == 0; i++) {
+        struct stat st;
+        usleep(2000);
+        if (stat(test_path(name), &st) == 0) bytes = (size_t)st.st_size;
+    }
+    CHECK_MSG(bytes > 0, "rank %d does not get to work", rank);
+}
+
 /* Waits until all have ended, and reads what they have left. One that takes too long is killed, and has failed. */
 static TE_MAYBE_UNUSED void end_processes(int size) {
     double left = PROCESS_SECONDS;

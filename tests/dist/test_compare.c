@@ -93,6 +93,37 @@ static void different_sizes(rank_state *s) {
 }
 TE_TEST(compare_sizes_of_column_parallel_ranks) { run_ranks(3, different_sizes, NULL); }
 
+/* ---- units of data-parallel ranks ---- */
+
+/* Where ranks meet as a unit is made (its values are copied, or it is sharded), and in the first exchange of others. */
+static void different_units(rank_state *s) {
+    te_ctx *te = s->te;
+    static const struct {
+        bool whole, keeps;
+        te_shard shard;
+    } ways[] = {{true, false, TE_SHARD_NONE}, {false, false, TE_SHARD_OPTIMIZER}, {false, false, TE_SHARD_PARAMETERS}, {true, true, TE_SHARD_NONE}, {false, false, TE_SHARD_NONE}};
+    for (int i = 0; i < COUNT(ways) * 4; i++) {
+        const int what = i % 4; /* rank 1 has another width, another format, another bucket, a frozen bias */
+        const bool differs = s->rank == 1, early = ways[i / 4].shard || (ways[i / 4].whole && !ways[i / 4].keeps);
+        te_data_parallel_desc d = {.group = s->group, .shard = ways[i / 4].shard, .no_init_sync = ways[i / 4].keeps, .bucket_cap_mb = what == 2 && differs ? 3 : 0};
+        te_linear_desc linear = {.in_features = 8, .out_features = what == 0 && differs ? 24 : 16, .name = "fc", .gemm.params_dtype = what == 1 && differs ? TE_BF16 : TE_F32};
+        te_module *m = te_linear_create(te, &linear);
+        if (what == 3) te_tensor_set_requires_grad(te_module_parameter(m, "bias"), !differs);
+        te_result result = ways[i / 4].whole ? te_data_parallel(m, &d) : te_fsdp_unit(m, &d);
+        if (!early) {
+            EXPECT(s, result == TE_OK);
+            result = te_backward(te_mean_all(te_forward(m, te_tensor_full(te, linear.gemm.params_dtype, SHAPE(4, 8), 1))));
+        }
+        EXPECT(s, result == TE_ERR_STATE && says(s, "Rank 0: ", "unit \"fc\" with 2 parameters of 144 elements", "Rank 1: "));
+        EXPECT(s, what != 0 || strstr(te_error(te), "2 parameters of 216 elements"));
+        EXPECT(s, what != 2 || strstr(te_error(te), "bucket_cap_mb 3"));
+        te_clear_error(te);
+        te_module_destroy(m);
+        EXPECT(s, te_barrier(s->group) == TE_OK);
+    }
+}
+TE_TEST(compare_units_of_ranks) { run_ranks(2, different_units, NULL); }
+
 /* Once a module, unless TE_DEBUG_SYNC asks for more; a rank that fails on its way is heard, and the next call compares. */
 static void how_often(rank_state *s) {
     const bool debug = s->arg != NULL;

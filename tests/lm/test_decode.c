@@ -70,7 +70,7 @@ static te_graph *dec_run(decoder *d, int captured, float *logits[DEC_N], int32_t
 }
 
 TE_TEST_DEVICES(decode_in_a_graph) {
-    for (int n = 0; n < 4 * 2 * 2 * 2; n++) {
+    for (int n = 0; n < 4 * 2 * 2 * 2; n += test_every_odd(1)) { /* 3: all kinds, in turns with the rest */
         const int kind = n % 4;
         const te_dtype dtype = n / 4 % 2 ? TE_BF16 : TE_F32;
         const int64_t batch = 1 + n / 8 % 2;
@@ -330,7 +330,7 @@ static void dec_count(te_ctx *te, const te_trace *event, void *user) {
  * and the norm before them, down. */
 TE_TEST_DEVICES(decode_together_and_apart) {
     const te_recipe recipes[] = {te_recipe_current_scaling(), te_recipe_block_scaling(), te_recipe_mxfp8(), te_recipe_nvfp4()};
-    for (int n = 0; n < 2 * 2 * 5 + 2; n++) {
+    for (int n = 0; n < 2 * 2 * 5 + 2; n += test_every_odd(1)) { /* 3: a recipe with both batches, or with and without biases */
         const int64_t batch = 1 + n % 2;
         const bool bias = n / 2 % 2, codes = n >= 2 * 2 * 5;
         const te_recipe *recipe = n / 4 && !codes ? &recipes[n / 4 - 1] : NULL;
@@ -389,8 +389,7 @@ static bool dec_set_norms_alone(void *user, te_module *m) {
 }
 TE_TEST_DEVICES(decode_of_many_numbers) {
     const te_recipe recipes[] = {te_recipe_current_scaling(), te_recipe_block_scaling(), te_recipe_mxfp8(), te_recipe_nvfp4(), te_recipe_delayed_scaling()};
-    for (int n = 0; n < 2 * COUNT(recipes); n++) {
-        if (n / 2 % test_every_sanitized(1)) continue;
+    for (int n = 0; n < 2 * COUNT(recipes); n += test_every_odd(2)) { /* 5: either batch once */
         const int64_t batch = n % 2 ? 2 : 16;
         const te_autocast_desc cast = {.recipe = &recipes[n / 2]};
         float *logits[2];

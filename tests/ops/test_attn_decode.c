@@ -151,7 +151,15 @@ TE_TEST_DEVICES(attn_decode) {
         {.codes = true, .dtype = TE_F16, .heads = 4, .groups = 2, .d = 64, .s_q = 40, .room = 640, .b = 2, .lengths = {640, 40}, .paged = true, .page = 20},
         {.codes = true, .dtype = TE_F32, .heads = 4, .groups = 2, .d = 64, .s_q = 2, .room = 320, .b = 2, .lengths = {300, 40}, .paged = true},
     };
-    for (int i = 0; i < COUNT(cases); i++) check_decode(te, cpu, cases[i]);
+    /* The CPU has one way for all lengths: fewer keys show it, and there every third case to builds that are about something else than arithmetic. */
+    for (int i = 0; i < COUNT(cases); i += te == cpu ? test_every_odd(1) : 1) {
+        decode_case c = cases[i];
+        const int part = te != cpu || c.room < 1000 ? 1 : c.room < 6000 ? 4 : 16;
+        c.room /= part;
+        for (int k = 0; k < c.b; k++)
+            if (c.lengths[k] > 256) c.lengths[k] /= part;
+        check_decode(te, cpu, c);
+    }
     /* more sequences than the counters of a launch: 130 copies of one, with 8 heads of keys each */
     {
         enum { B = 130, S = 200, G = 8, D = 32 };
@@ -177,7 +185,7 @@ TE_TEST_DEVICES(attn_decode_captured) {
     enum { LAYERS = 6, B = 2, H = 8, G = 2, D = 64, PAGE = 16, ROOM = 320 };
     static const int32_t old[][B] = {{299, 15}, {0, 64}, {143, 16}}; /* rows before the step, at the ends of tiles and beside them */
     te_no_grad_begin(te);
-    for (int n = 0; n < COUNT(old) * 4; n++) {
+    for (int n = 0; n < COUNT(old) * 4; n += test_every_odd(2)) { /* 5: each step once; codes and pages in turns */
         const bool codes = n % 2, paged = n / 2 % 2;
         const int step = 1 + n / 4; /* new tokens of each sequence */
         const int32_t *before = old[n / 4];

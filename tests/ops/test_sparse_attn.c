@@ -67,6 +67,7 @@ TE_TEST_DEVICES(sparse_attn_formula) {
                                         {1, 2, 300, 128, 65, 512, 512, TE_BF16, true}, {1, 4, 40, 100, 31, 512, 512, TE_F16, false}};
     for (int t = 0; t < COUNT(cases); t++) {
         const sparse_case *c = &cases[t];
+        if (!te_ctx_is_cuda(te) && test_samples() && c->d == 512 && c->heads > 1) continue; /* as on the CPU all others are */
         const float scale = (float)(0.8 / sqrt((double)c->d));
         const int64_t nq = c->b * c->s_q * c->heads * c->d, no = c->b * c->s_q * c->heads * c->d_v, nk = c->b * c->s_kv * c->d, rows = c->b * c->heads * c->s_q;
         float *q = test_rounded(c->dtype, test_normal(nq, 1), nq), *kv = test_rounded(c->dtype, test_normal(nk, 2), nk), *dy = test_rounded(c->dtype, test_normal(no, 3), no);

@@ -17,10 +17,10 @@ def passed():
     return len(successes)
 
 
-def run(*args, exact=True):
-    """The program's output. exact: products of f32 are not rounded to TF32, which matters on CUDA alone."""
+def run(*args, exact=True, env=None):
+    """The program's output. env: its environment, if it is another one. exact: products of f32 are not rounded to TF32, which matters on CUDA alone."""
     args = [*args, "--exact"] if exact and on_cuda else args
-    r = subprocess.run(args, capture_output=True, text=True)
+    r = subprocess.run(args, capture_output=True, text=True, env=env)
     if r.returncode:
         failures.append(" ".join(args))
         print("  FAIL", " ".join(args), r.stderr.strip(), flush=True)

@@ -249,13 +249,34 @@ def train(llama, folder, out, name):
     text = "c bb a zzz f"
     there, here = (transformers.AutoTokenizer.from_pretrained(f)(text)["input_ids"] for f in (folder, out + ".whole"))
     check(f"{name} tokenizer", there == here and len(set(here)) == 5, "transformers opens it beside the model")
-    trained, info = transformers.AutoModelForCausalLM.from_pretrained(out + ".whole", dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    opens(llama, out, ".whole", name)
+
+
+def opens(llama, out, written, name):
+    trained, info = transformers.AutoModelForCausalLM.from_pretrained(out + written, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
     check(f"{name} opens", not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys")), "transformers opens what was written")
     trained.eval()
-    run(llama, out + ".whole", "--ids", out + ".ids", "--logits", out + ".logits")
+    run(llama, out + written, "--ids", out + ".ids", "--logits", out + ".logits")
     mine, logits = load_file(out + ".logits"), reference(trained)[0]
     worst = max(error(mine[f"logits.{i}"], y) for i, y in enumerate(logits))
     check(f"{name} opens", worst <= 1e-4, f"and gets the same logits: {worst:.2g}")
+
+
+# name, numbers of ranks and options: every way to share a model that a folder can be trained with
+RANKS = [("llama", 2, "--dp 2 --shard"), ("llama", 2, "--tp 2"), ("llama", 2, "--cp 2"), ("llama", 4, "--cp 2 --dp 2 --shard"), ("mixtral", 2, "--ep 2"), ("mixtral", 2, "--dp 2 --shard")]
+
+
+def ranks(llama, folder, out, name, n, options):
+    """Ranks train a folder to the losses of one rank, and transformers opens what they write. On the CPU over the library that stands in for NCCL; on CUDA over TE_NCCL_PATH."""
+    launch = ["tests/dist/launch.sh", "torchrun", str(n)]
+    here = {} if on_cuda else dict(TE_NCCL_PATH=f"{os.path.dirname(llama)}/nccl_stand_in.so", TE_NCCL_STAND_IN_DIR=os.path.dirname(out), TE_THREADS="1")
+    common = [llama, folder, "--train", out + ".ids", "--steps", "3", "--sequences", "4", "--lr", "1e-3", "--dtype", "f32", "--out"]
+    want = losses(run(*common, out + ".one"))
+    got = losses(run(*launch, *common, out + ".ranks", *options.split(), env={**os.environ, **here}))
+    # Sums have another order, as in training beside transformers.
+    worst = max(abs(a - b) / b for a, b in zip(got, want)) if len(got) == len(want) == 3 else 1
+    check(f"{name} {options}", worst <= 1e-4, f"the losses of one rank, to {worst:.2g}")
+    opens(llama, out, ".ranks", f"{name} {options}")
 
 
 def losses(text):
@@ -307,6 +328,8 @@ def main():
         train(llama, folder, out, name)
         if name in ("llama", "gemma2", "mixtral"):
             recipes(llama, folder, out, name)
+        for _, n, options in (r for r in RANKS if r[0] == name):
+            ranks(llama, folder, out, name, n, options)
     if not words or "configs" in words:
         configs(llama, root)
     if not words or "refusals" in words:

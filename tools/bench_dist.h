@@ -183,8 +183,8 @@ static void dist_overlap(dist_bench *d) {
     dist_drop(&w);
     te_scope_end(d->te);
     /* buckets of gradients, and the weights of a unit */
-    reduce = dist_alone(d, DIST_REDUCE, (int64_t)te__min(25 << 20, (int)(4 * elements)));
-    scatter = dist_alone(d, DIST_SCATTER, (int64_t)te__min(25 << 20, (int)(4 * elements)));
+    reduce = dist_alone(d, DIST_REDUCE, te__min((int64_t)25 << 20, (int64_t)(4 * elements)));
+    scatter = dist_alone(d, DIST_SCATTER, te__min((int64_t)25 << 20, (int64_t)(4 * elements)));
     gather = dist_alone(d, DIST_GATHER, (int64_t)(2 * elements / layers));
     for (int i = 0; i < (int)(sizeof rows / sizeof *rows) && te_ok(d->te); i++) {
         const double alone = rows[i].shard == TE_SHARD_NONE ? 4 * elements * reduce : 4 * elements * scatter + (rows[i].shard == TE_SHARD_PARAMETERS ? 2 * 2 * elements * gather : 0);
@@ -254,26 +254,41 @@ static void dist_gather(dist_bench *d) {
 
 /* ---- ranks that share layers, sequences, experts ---- */
 
+/* Without options of overlap, over one GPU; with them, over that. */
 static void dist_tensor(dist_bench *d) {
+    static const struct {
+        const char *name;
+        bool ag, rs, rs_dgrad, bulk;
+    } rows[] = {{"pass, tensor and sequence parallel", false, false, false, false},
+                {"pass, ub_overlap_ag", true, false, false, false},
+                {"pass, ub_overlap_ag and ub_overlap_rs", true, true, false, false},
+                {"pass, ub_overlap_ag, rs and rs_dgrad", true, true, true, false},
+                {"pass, ub_bulk_dgrad and ub_bulk_wgrad", false, false, false, true}};
     const int64_t n = d->dist.size, tokens = d->z->tokens;
-    te_parallel_options parallel = TE_ZERO;
-    double seconds[2];
+    double before = 0;
     char shape[96];
     if (d->z->groups % n || tokens % n) {
         printf("tensor: left out, since %d ranks do not divide %d heads of keys\n", (int)n, (int)d->z->groups);
         return;
     }
-    parallel.tp_group = d->dist.world;
-    parallel.set_parallel_mode = parallel.sequence_parallel = true;
     dist_shape(d, d->z->layers, tokens, shape);
-    for (int i = 0; i < 2; i++) {
+    for (int i = -1; i < (int)(sizeof rows / sizeof *rows) && te_ok(d->te); i++) {
+        te_parallel_options parallel = TE_ZERO;
+        double seconds;
+        if (i >= 0) {
+            parallel.tp_group = d->dist.world;
+            parallel.set_parallel_mode = parallel.sequence_parallel = true;
+            parallel.ub_overlap_ag = rows[i].ag, parallel.ub_overlap_rs = rows[i].rs, parallel.ub_overlap_rs_dgrad = rows[i].rs_dgrad;
+            parallel.ub_bulk_dgrad = parallel.ub_bulk_wgrad = rows[i].bulk;
+        }
         te_scope_begin(d->te);
-        dist_work w = dist_layers(d, d->z->layers, i ? tokens / n : tokens, i ? &parallel : NULL);
-        seconds[i] = dist_time(d, dist_pass, dist_forget, &w);
+        dist_work w = dist_layers(d, d->z->layers, i < 0 ? tokens : tokens / n, i < 0 ? NULL : &parallel);
+        seconds = dist_time(d, dist_pass, dist_forget, &w);
         dist_drop(&w);
         te_scope_end(d->te);
+        if (i >= 0) report_against(d->b, rows[i].name, shape, seconds, (double)tokens / seconds, (double)tokens / before, "token/s", i ? "no overlap" : "one GPU");
+        if (i <= 0) before = seconds;
     }
-    report_against(d->b, "pass, tensor and sequence parallel", shape, seconds[1], (double)tokens / seconds[1], (double)tokens / seconds[0], "token/s", "one GPU");
 }
 static void dist_context(dist_bench *d) {
     const int64_t n = d->dist.size, tokens = d->z->long_tokens / (2 * n) * (2 * n);

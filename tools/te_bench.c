@@ -2348,7 +2348,13 @@ static void bench_grouped(bench *b) {
 
 /* ---- a language model that continues sequences ---- */
 
-/* Four of Llama-8B's layers, with its embedding and its head. */
+/* Llamas with their embedding and head: four layers of 8B, and whole models. */
+typedef struct inference_model {
+    const char *name;
+    int64_t hidden, inner;
+    int layers;
+} inference_model;
+static const inference_model layers_of_8b = {"4 x Llama-8B", HIDDEN, FFN, 4}, whole_models[] = {{"Llama 1.5 G", 2048, 8192, 16}, {"Llama 8.0 G", HIDDEN, FFN, 32}};
 typedef struct inference {
     te_module *model;
     te_kv_cache *cache;
@@ -2382,13 +2388,13 @@ static void run_decode(bench *b, void *arg) {
     else run_forward(b, s, s->id);
 }
 
-/* One id of each of `batch` sequences after 512, by launches of a captured step; 0: the first id after 8192. Stored quantized, over our bf16. */
-static void bench_inference(bench *b, int batch) {
+/* One id of each of `batch` sequences after 512, by launches of a captured step; 0: the first id after 8192. Stored quantized, over our bf16. Rows of whole models are `token`. */
+static void bench_inference(bench *b, const inference_model *model, int batch) {
     static const struct {
         const char *name;
         te_recipe (*recipe)(void);
     } rows[] = {{"bf16", NULL}, {"fp8 current scaling", te_recipe_current_scaling}, {"mxfp8", te_recipe_mxfp8}, {"nvfp4", te_recipe_nvfp4}};
-    enum { LAYERS = 4, STEPS = 64 };
+    enum { STEPS = 64 };
     const int64_t sizes[2] = {batch ? batch : 1, batch ? 512 : 8192}, one[2] = {sizes[0], 1};
     double of_bf16 = 0;
     te_no_grad_begin(b->te);
@@ -2399,11 +2405,11 @@ static void bench_inference(bench *b, int batch) {
         te_recipe recipe;
         char name[64], shape[64];
         double seconds;
-        snprintf(name, sizeof name, "%s %s", batch ? "decode" : "prefill", rows[i].name);
-        snprintf(shape, sizeof shape, "4 x Llama-8B b%d s%d", (int)sizes[0], (int)sizes[1]);
+        snprintf(name, sizeof name, "%s %s", model != &layers_of_8b ? "token" : batch ? "decode" : "prefill", rows[i].name);
+        snprintf(shape, sizeof shape, "%s b%d s%d", model->name, (int)sizes[0], (int)sizes[1]);
         if (!wanted(b, name)) continue;
         if (rows[i].recipe) recipe = rows[i].recipe(), s.recipe = stored.recipe = &recipe;
-        desc.vocab_size = 128256, desc.hidden_size = HIDDEN, desc.intermediate_size = FFN, desc.num_hidden_layers = LAYERS;
+        desc.vocab_size = 128256, desc.hidden_size = model->hidden, desc.intermediate_size = model->inner, desc.num_hidden_layers = model->layers;
         desc.num_attention_heads = HEADS, desc.num_key_value_heads = GROUPS;
         te_scope_begin(b->te);
         if (s.recipe) te_quantized_model_init_begin(b->te, &stored);
@@ -2491,7 +2497,8 @@ static void measure_all(bench *b) {
     for (int i = 0; i < 8; i++) bench_decode(b, i / 2 % 2 ? 32 : 1, 32, i < 4 ? 8 : 32, i < 4 ? 8192 : 4096, 128, i % 2, false);
     bench_decode(b, 1, 32, 8, 512, 128, false, false);
     for (int i = 0; i < 4; i++) bench_decode(b, i / 2 ? 32 : 1, 32, 8, 8192, 128, i % 2, true);
-    for (int i = 0; i < 4; i++) bench_inference(b, (const int[]){1, 8, 32, 0}[i]);
+    for (int i = 0; i < 4; i++) bench_inference(b, &layers_of_8b, (const int[]){1, 8, 32, 0}[i]);
+    for (int i = 0; i < 2; i++) bench_inference(b, &whole_models[i], 1);
     bench_grouped(b);
 }
 

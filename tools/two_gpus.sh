@@ -2,7 +2,7 @@
 # The figures that one GPU cannot give, in three parts of less than ten minutes each: two_gpus.sh 1|2|3 [SECONDS], from the repository's root.
 #
 #     1   correctness and bandwidth: each collective by size, beside torch.distributed; a gather of weights in FP8 and in BF16; a data-parallel pass as a
-#         graph; the tests of processes and of parallel forms, each rank on a GPU of its own; the examples in two ranks against one       (150 s)
+#         graph; the tests of processes and of parallel forms, each rank on a GPU of its own; the examples in two ranks against one       (220 s)
 #     2   scaling, beside one GPU: a pass and a step with gradients and parameters in shards; a Llama of 1.5 G beside FSDP2; train_gpt; ranks that share
 #         layers, sequences, experts                                                                                                   (250 s)
 #     3   size: a Llama of 8 G in shards, layers checkpointed; peak memory against the formula                                          (120 s)
@@ -119,7 +119,7 @@ examples() {
 
 # Tokens a second between the first and the last line that train_gpt prints, which leaves out the start.
 gpt_speed() { # NAME BATCH RANKS
-    local steps=400 seq=1024 options=()
+    local steps=150 seq=1024 options=()
     [ -z "$DRY" ] || { steps=40 seq=32 options=(--layers 2 --hidden 64 --heads 4 --kv-heads 2 --seq 32); }
     local start=(tests/dist/launch.sh torchrun "$3")
     "${start[@]}" "$build/train_gpt" "${device[@]}" "${options[@]}" --steps $steps --batch $2 --recipe none --sample 1 --out "$work/$1" >"$work/$1.log" || return 1
@@ -141,19 +141,18 @@ case $part in
     row bandwidth 10 info
     with_torch torch-bandwidth 20 bandwidth
     row gather-and-graph 15 bench gather graph
-    row tests 40 tests
+    row tests 110 tests
     row examples 40 examples
     ;;
 2)
     row overlap 30 bench overlap
     row model 15 bench model
     with_torch torch-fsdp 30 fsdp
-    row train_gpt 30 train_gpt
-    row tensor 10 bench tensor
-    row context 10 bench context
-    row experts 10 bench experts
+    row tensor 12 bench tensor
+    row context 6 bench context
+    row experts 6 bench experts
+    row train_gpt 45 train_gpt
     with_torch torch-fsdp-compiled 60 compiled
-    say "== products split for overlap, on and off: left out: te.h does not split products"
     ;;
 3) row size 40 bench size ;;
 esac

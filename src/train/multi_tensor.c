@@ -39,8 +39,8 @@ TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, 
 typedef struct te__grad_list {
     te_ctx *te;
     te_tensor **grads;
-    te__spread *spread; /* what other ranks have */
-    int num, cap, cap_spread;
+    te__spread *spread, *kinds; /* what other ranks have: [num] of grads; [num_kinds] of all parameters */
+    int num, cap, cap_spread, num_kinds, cap_kinds;
     bool spreads;
 } te__grad_list;
 static bool te__grad_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
@@ -56,12 +56,17 @@ static bool te__grad_list_add(void *user, te_module *m, const char *path, te_ten
                           path, x->shard->set->name);
     if (x->shard) grad = x->var ? x->var->shard_grad : NULL;
     else if (te__main_or_grad(x, &grad) != TE_OK) return false;
+    if (x->requires_grad || grad) { /* ranks have the same parameters, but not the same ones have gradients */
+        if (!te__grow(l->te, (void **)&l->kinds, &l->cap_kinds, l->num_kinds, sizeof(te__spread))) return false;
+        l->kinds[l->num_kinds] = te__spread_of(x, x->shard);
+        if (!te__spread_seen(l->kinds, l->num_kinds)) l->num_kinds++;
+        l->spreads = l->spreads || x->shard || x->split;
+    }
     for (i = 0; i < l->num; i++)
         if (l->grads[i] == grad) return true;
     if (!grad) return true;
     if (!te__grow(l->te, (void **)&l->grads, &l->cap, l->num, sizeof(te_tensor *))) return false;
     if (!te__grow(l->te, (void **)&l->spread, &l->cap_spread, l->num, sizeof(te__spread))) return false;
-    l->spreads = l->spreads || x->shard || x->split;
     l->spread[l->num] = te__spread_of(x, x->shard);
     l->grads[l->num++] = grad;
     return true;
@@ -85,7 +90,7 @@ TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
     norm.tensors = (const te_tensor *const *)l.grads;
     norm.num_tensors = l.num;
     norm.max_norm = max_norm;
-    if (l.spreads) result = te__spread_l2norm(l.te, &norm, l.spread, result);
+    if (l.spreads) result = te__spread_l2norm(l.te, &norm, l.spread, l.kinds, l.num_kinds, result);
     else if (result == TE_OK) result = te_op_l2norm(l.te, &norm);
     scale.in = (const te_tensor *const *)l.grads;
     scale.out = l.grads;
@@ -95,5 +100,6 @@ TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
     if (result == TE_OK) result = te_op_multi_scale(l.te, &scale);
     te__free(l.te, l.grads);
     te__free(l.te, l.spread);
+    te__free(l.te, l.kinds);
     return te__frame_return(l.te, result == TE_OK ? norm.norm : NULL);
 }

@@ -118,7 +118,7 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt
         opt->list = te__alloc_zero(te, (size_t)opt->num_params * opt->entry_size);
         opt->order = (int *)te__alloc_zero(te, (size_t)opt->num_params * sizeof(int));
         opt->grads = (const te_tensor **)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te_tensor *));
-        opt->spread = (te__spread *)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te__spread));
+        opt->spread = (te__spread *)te__alloc_zero(te, 2 * (size_t)opt->num_params * sizeof(te__spread));
         ok = opt->list && opt->order && opt->grads && opt->spread;
     }
     te__frame_end(te, NULL, 0);
@@ -417,6 +417,14 @@ static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool aga
     if (result == TE_OK && !again && !opt->te->warming && !opt->te->capture) s->pending = false;
     return result;
 }
+/* Returns what other ranks have of each parameter, whether it has a gradient here or not: [num_params], behind those of
+ * the gradients. */
+static const te__spread *te__opt_kinds(te_optimizer *opt) {
+    te__spread *kinds = opt->spread + opt->num_params;
+    int i;
+    for (i = 0; i < opt->num_params; i++) kinds[i] = te__spread_of(opt->params[i].param, opt->params[i].shard);
+    return kinds;
+}
 /* Computes step->grad_scale, the factor for all gradients. If clipping or the overflow check needs the norm of the
  * gradients, computes that too. */
 static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scaling, te__opt_step *step) {
@@ -436,7 +444,7 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
         norm.found_inf = inv_scale ? opt->skips.found : NULL;
         result = norm.norm ? TE_OK : te_error_code(te);
         if (opt->spreads) {
-            result = te__spread_l2norm(te, &norm, opt->spread, result);
+            result = te__spread_l2norm(te, &norm, opt->spread, te__opt_kinds(opt), opt->num_params, result);
             opt->told = opt->sharded && result != TE_OK;
         } else if (result == TE_OK)
             result = te_op_l2norm(te, &norm);
@@ -498,7 +506,7 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (scaling && result == TE_OK) result = te__skips_open(opt);
     if (te->capture && result == TE_OK) result = te__opt_capture(opt, &captured, &step);
     if (opt->skips.found && result == TE_OK) result = te__skips_count(opt, &step, opt->skips.unscaled);
-    if (n > 0 && result == TE_OK) result = te__opt_measure(opt, scaling, &step);
+    if ((n > 0 || opt->spreads) && result == TE_OK) result = te__opt_measure(opt, scaling, &step);
     if (scaling && result == TE_OK) result = te__opt_was_skipped(opt, &skipped);
     /* No allocation follows te__opt_prepare_values, so lack of memory cannot leave a step half done. */
     if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL);

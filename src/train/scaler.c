@@ -105,7 +105,6 @@ static te_result te__scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
                             "scale; te_grad_scaler_step unscales inside of the step: "
                             "leave this call out, or train parameters in f32",
                             opt->params[i].path);
-        opt->spread[n] = te__spread_of(opt->params[i].param, opt->params[i].shard);
         opt->grads[n++] = grad;
     }
     args.in = opt->grads;
@@ -115,7 +114,7 @@ static te_result te__scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
     args.scale_device = s->inv_scale;
     args.found_inf = opt->skips.found;
     if (result == TE_OK) result = te_op_multi_scale(s->te, &args);
-    return opt->spreads ? te__spread_max(opt->skips.found, opt->spread, n, result) : result;
+    return opt->spreads ? te__spread_max(opt->skips.found, te__opt_kinds(opt), opt->num_params, result) : result;
 }
 TE_API te_result te_grad_scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
     te_result result = te__scaler_ready(s, opt, "te_grad_scaler_unscale");

@@ -543,31 +543,34 @@ static te_result te__norm_of_ranks(te_ctx *te, te_group *group, te_tensor **norm
     return result;
 }
 
-/* Does what te_op_l2norm does, where spread[i] says what other ranks have of the parameter of tensors[i]. Each rank
- * computes the norm of what it has. The norm of these norms has the same bits on all ranks. */
+/* Does what te_op_l2norm does, where spread[i] says what other ranks have of the parameter of tensors[i], and kinds
+ * [num_kinds] of all parameters, those without a gradient on this rank included: ranks meet once for each kind. Each
+ * rank computes the norm of what it has. The norm of these norms has the same bits on all ranks. */
 static te_result te__spread_l2norm(te_ctx *te, const te_op_l2norm_args *args, const te__spread *spread,
-                                   te_result result) {
+                                   const te__spread *kinds, int num_kinds, te_result result) {
     te_op_l2norm_args part = TE_ZERO, all = *args;
-    const size_t n = (size_t)args->num_tensors + 1;
+    const size_t n = (size_t)args->num_tensors + (size_t)num_kinds + 1;
+    const int64_t one = 1;
     const te_tensor **list = (const te_tensor **)te__alloc(te, 2 * n * sizeof(te_tensor *)),
                     **parts = list ? list + n : NULL;
     bool told = false;
     int i, k, num_parts = 0;
     if (!list && result == TE_OK) result = TE_ERR_OUT_OF_MEMORY;
     te__frame_begin(te);
-    for (i = 0; i < args->num_tensors && !told; i++) {
+    for (i = 0; i < num_kinds && !told; i++) {
         te_group *groups[2];
         te_tensor *norm = NULL;
-        if (te__spread_seen(spread, i)) continue;
-        groups[0] = te__shard_group(spread[i].shard);
-        groups[1] = spread[i].split;
+        if (te__spread_seen(kinds, i)) continue;
+        groups[0] = te__shard_group(kinds[i].shard);
+        groups[1] = kinds[i].split;
         part.tensors = list;
         part.num_tensors = 0;
         part.inv_scale = args->inv_scale;
-        for (k = i; k < args->num_tensors && result == TE_OK; k++)
-            if (te__spread_alike(&spread[k], &spread[i])) list[part.num_tensors++] = args->tensors[k];
-        if (result == TE_OK) norm = part.norm = te__empty_1d(te, TE_F32, 1);
-        if (result == TE_OK) result = norm ? te_op_l2norm(te, &part) : te_error_code(te);
+        for (k = 0; k < args->num_tensors && result == TE_OK; k++)
+            if (te__spread_alike(&spread[k], &kinds[i])) list[part.num_tensors++] = args->tensors[k];
+        if (result == TE_OK) norm = part.norm = te_tensor_zeros(te, TE_F32, 1, &one);
+        if (result == TE_OK && !norm) result = te_error_code(te);
+        if (result == TE_OK && part.num_tensors > 0) result = te_op_l2norm(te, &part);
         for (k = 0; k < 2 && !told; k++) {
             if (groups[k]) result = te__norm_of_ranks(te, groups[k], &norm, result);
             told = groups[k] && result != TE_OK;
@@ -582,15 +585,15 @@ static te_result te__spread_l2norm(te_ctx *te, const te_op_l2norm_args *args, co
     te__free(te, (void *)list);
     return result;
 }
-/* Replaces x, f32 [1], on all ranks by its maximum, over all ranks that have something of the parameters. `result`: an
- * error of this rank from before, which it tells the others. */
-static te_result te__spread_max(te_tensor *x, const te__spread *spread, int n, te_result result) {
+/* Replaces x, f32 [1], on all ranks by its maximum, over all ranks that have something of the parameters, kinds[n].
+ * `result`: an error of this rank from before, which it tells the others. */
+static te_result te__spread_max(te_tensor *x, const te__spread *kinds, int n, te_result result) {
     int i, k;
     for (i = 0; i < n; i++) {
         te_group *groups[2];
-        if (te__spread_seen(spread, i)) continue;
-        groups[0] = te__shard_group(spread[i].shard);
-        groups[1] = spread[i].split;
+        if (te__spread_seen(kinds, i)) continue;
+        groups[0] = te__shard_group(kinds[i].shard);
+        groups[1] = kinds[i].split;
         for (k = 0; k < 2; k++) {
             if (!groups[k]) continue;
             if (result != TE_OK) return te__refuse(groups[k], TE__ALL_REDUCE, result);

@@ -111,7 +111,7 @@ struct te_optimizer {
     size_t entry_size;
     int *order;      /* [num_params]: the indices of the parameters that take part in a step */
     const te_tensor **grads; /* [num_params], in the order of `order` */
-    te__spread *spread;      /* [num_params], in the order of `order`: what other ranks have of the parameters */
+    te__spread *spread;      /* [2 num_params], in the order of `order`: what other ranks have; te__opt_kinds */
     bool spreads;            /* ranks have slices or parts of a parameter */
     bool sharded;            /* a parameter is sharded */
     bool told;               /* the ranks of sharded parameters know already that this step has failed */

@@ -66,6 +66,51 @@ static void parts_rank(rank_state *s) {
             te_module_destroy(whole);
         }
 }
+/* Rank 1 has no gradients of its parts, as experts that no token went to, and the others do not wait for them: the norm
+ * is that of what is there, which is all that rank 0 has. */
+typedef struct param_list {
+    te_tensor *list[32];
+    int n;
+} param_list;
+static bool list_param(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    param_list *l = (param_list *)user;
+    (void)m, (void)path;
+    if (kind == TE_ENTRY_PARAMETER && l->n < COUNT(l->list)) l->list[l->n++] = x;
+    return true;
+}
+static void lacking_rank(rank_state *s) {
+    for (int way = 0; way < 3; way++) {
+        te_module *m = make_layer(s->te, s->group, false), *whole = make_layer(s->te, NULL, false);
+        te_optimizer *adam = make_adam(s->te, m, way == 1 ? 0.01f : 0);
+        te_grad_scaler *scaler = te_grad_scaler_create(s->te, &(te_grad_scaler_desc){.init_scale = 4});
+        param_list params = {0}, wholes = {0}, grads = {0};
+        te_scope_begin(s->te);
+        te_seed(s->te, 3);
+        te_tensor *x = te_tensor_normal(s->te, TE_F32, SHAPE(6, 2, PARTS_HIDDEN), 0, 1), *got = NULL;
+        te_tensor *loss = te_mean_all(te_activate(te_forward(m, x), TE_GELU, NULL));
+        EXPECT(s, te_backward(way == 2 ? te_grad_scaler_scale(scaler, loss) : loss) == TE_OK);
+        te_module_visit_tensors(m, list_param, &params);
+        te_module_visit_tensors(whole, list_param, &wholes);
+        for (int i = 0; i < params.n; i++) {
+            const bool part = te_tensor_numel(params.list[i]) != te_tensor_numel(wholes.list[i]);
+            if (part && s->rank == 1) te_tensor_zero_grad(params.list[i]);
+            if (te_tensor_grad(params.list[i])) grads.list[grads.n++] = te_tensor_grad(params.list[i]);
+        }
+        EXPECT(s, params.n == wholes.n && (s->rank == 1) == (grads.n < params.n));
+        te_tensor *want = te_tensor_detach(te_multi_tensor_l2norm(s->te, grads.list, grads.n, NULL));
+        EXPECT(s, te_broadcast(s->group, want, 0) == TE_OK);
+        if (way == 0) got = te_clip_grad_norm(m, 1e-3f);
+        if (way == 1) EXPECT(s, te_optimizer_step(adam) == TE_OK && (got = te_optimizer_grad_norm(adam)));
+        if (way == 2) EXPECT(s, te_grad_scaler_unscale(scaler, adam) == TE_OK && te_grad_scaler_step(scaler, adam) == TE_OK);
+        EXPECT(s, way == 2 || (got && near(te_tensor_item(got), te_tensor_item(want), 1e-6)));
+        te_scope_end(s->te);
+        te_grad_scaler_destroy(scaler);
+        te_optimizer_destroy(adam);
+        te_module_destroy(m);
+        te_module_destroy(whole);
+    }
+}
+TE_TEST(parts_without_gradients_on_a_rank) { run_ranks(2, lacking_rank, NULL); }
 TE_TEST(parts_have_the_norm_of_the_whole) {
     run_ranks(2, parts_rank, NULL);
     run_ranks(4, parts_rank, NULL);

@@ -4,10 +4,14 @@
  * A flight begins after all work that the context has queued so far. Work that is queued later runs beside it, until
  * te__flight_land makes the context's stream wait for it. Between the two the flight keeps its tensors, and nobody may
  * write them, or read those that the collective writes. A group that cannot queue its collectives on another stream
- * runs them when they begin: threads, and a program's own groups. */
+ * runs them when they begin: threads, and a program's own groups.
+ *
+ * Operations run on the context's own stream alone (core/stream.c). So a sum that needs f32 between the ranks
+ * (te__sum_widens) is made of f32 copies: they are made before the flight, and copied back behind it. */
 
 typedef struct te__flight {
     te_tensor *x, *out; /* references; out is NULL for te_all_reduce, which writes x */
+    te_tensor *wide[2]; /* f32 copies that travel in the place of x and out; NULL: these do */
     te__event *end;     /* behind the collective; NULL: it has run, or is queued on the context's own stream */
 } te__flight;
 
@@ -47,11 +51,30 @@ static te_result te__group_exchange(te_group *group, const te_tensor *x, int to,
     return result;
 }
 static te_result te__flight_run(te_group *group, te__collective kind, te__flight *f, int to, int from) {
+    te_tensor *x = f->wide[0] ? f->wide[0] : f->x, *out = f->wide[1] ? f->wide[1] : f->out;
+    const uint64_t before = f->wide[0] ? group->count[kind].bytes : 0; /* group may be NULL, but not of a wide flight */
+    te_result result;
     switch (kind) {
-    case TE__ALL_REDUCE: return te_all_reduce(group, f->x, TE_REDUCE_SUM);
-    case TE__REDUCE_SCATTER: return te_reduce_scatter(group, f->x, f->out);
-    case TE__ALL_TO_ALL: return te__group_exchange(group, f->x, to, f->out, from);
-    default: return te_all_gather(group, f->x, f->out);
+    case TE__ALL_REDUCE: result = te_all_reduce(group, x, TE_REDUCE_SUM); break;
+    case TE__REDUCE_SCATTER: result = te_reduce_scatter(group, x, out); break;
+    case TE__ALL_TO_ALL: result = te__group_exchange(group, x, to, out, from); break;
+    default: result = te_all_gather(group, x, out);
+    }
+    if (f->wide[0]) /* te_group_stats: in the tensors' own format */
+        group->count[kind].bytes = before + (group->count[kind].bytes - before + 1) / 2;
+    return result;
+}
+/* Sets wide[0] to an f32 copy of x, and wide[1] to memory for that of out, which may be NULL. */
+static te_result te__flight_widen(te_tensor *x, te_tensor *out, te_tensor *wide[2]) {
+    wide[0] = te__empty_like(x, TE_F32);
+    wide[1] = out && wide[0] ? te__empty_like(out, TE_F32) : NULL;
+    return wide[0] && (wide[1] || !out) ? te_tensor_copy(wide[0], x) : te_error_code(x->te);
+}
+static void te__flight_drop_wide(te__flight *f) {
+    int i;
+    for (i = 0; i < 2; i++) {
+        te_tensor_release(f->wide[i]);
+        f->wide[i] = NULL;
     }
 }
 
@@ -60,11 +83,16 @@ static te_result te__flight_land(te__flight *f) {
     te_result result = f->end ? te__stream_join(f->end) : TE_OK;
     te__event_release(f->end);
     f->end = NULL;
+    if (f->wide[0] && result == TE_OK)
+        result = te_tensor_copy(f->out ? f->out : f->x, f->wide[f->out ? 1 : 0]);
+    te__flight_drop_wide(f);
     return result;
 }
 /* Drops a flight, landed or not. */
 static void te__flight_drop(te__flight *f) {
-    te__flight_land(f);
+    if (f->end) te__stream_join(f->end);
+    te__event_release(f->end);
+    te__flight_drop_wide(f);
     te_tensor_release(f->x);
     te_tensor_release(f->out);
     memset(f, 0, sizeof(*f));
@@ -92,10 +120,19 @@ static te_result te__flight_closes(te__flight *f, te_group *group, te_result res
 }
 static te_result te__flight_start(te__flight *f, te_group *group, te__collective kind, te_tensor *x, te_tensor *out,
                                   int to, int from, te_result result) {
+    te_tensor *wide[2] = {NULL, NULL};
+    int i;
+    if (result == TE_OK && x && te__group_forks(group) && (kind == TE__ALL_REDUCE || kind == TE__REDUCE_SCATTER) &&
+        te__sum_widens(group->is.size, x))
+        result = te__flight_widen(x, out, wide);
     result = te__flight_opens(f, group, result);
+    if (result == TE_OK) {
+        f->x = te_tensor_retain(x);
+        f->out = te_tensor_retain(out);
+        for (i = 0; i < 2; i++) f->wide[i] = te_tensor_retain(wide[i]);
+    }
+    for (i = 0; i < 2; i++) te__drop(wide[i]); /* the flight has them */
     if (result != TE_OK) return te__refuse(group, kind, result);
-    f->x = te_tensor_retain(x);
-    f->out = te_tensor_retain(out);
     result = te__flight_closes(f, group, te__flight_run(group, kind, f, to, from));
     if (!f->end && f->out) { /* the collective has read x, as far as the context's stream goes */
         te_tensor_release(f->x);

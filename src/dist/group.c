@@ -151,6 +151,12 @@ static te_result te__want_reducible(te__collective kind, const te_tensor *x, te_
                     te_dtype_name(x->dtype));
 }
 
+/* Returns whether a sum of x over `size` processes needs f32 between them. NCCL rounds each addition to the tensor's
+ * format; over two ranks there is one, and f32 has digits enough that its sum, rounded, is the sum rounded. */
+static bool te__sum_widens(int size, const te_tensor *x) {
+    return size > 2 && (x->dtype == TE_F16 || x->dtype == TE_BF16);
+}
+
 /* Checks that `whole` has the dtype of `part` and is exactly `size` times as large. */
 static te_result te__want_parts(te__collective kind, const char *whole_name, const te_tensor *whole,
                                 const char *part_name, const te_tensor *part, int size) {

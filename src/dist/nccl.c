@@ -310,15 +310,12 @@ static const char *te__nccl_what(te__collective kind, const te_tensor *x, const 
 
 /* ---- the group's functions ---- */
 
-/* Returns whether a sum needs f32 between the ranks. NCCL rounds each addition to the tensor's format; over two ranks
- * there is one, and f32 has digits enough that its sum, rounded, is the sum rounded. */
-static bool te__nccl_widens(const te__nccl_rank *me, const te_tensor *x, te_reduce_op op) {
-    return op == TE_REDUCE_SUM && me->size > 2 && (x->dtype == TE_F16 || x->dtype == TE_BF16);
-}
+/* Sums that need f32 between the ranks (te__sum_widens) are copied on the context's own stream. So those that are
+ * queued on another one come in f32 (dist/flight.c). */
 
 static te_result te__nccl_all_reduce(void *user, te_ctx *te, te_tensor *x, te_reduce_op op) {
     te__nccl_rank *me = (te__nccl_rank *)user;
-    const bool wide = te__nccl_widens(me, x, op);
+    const bool wide = op == TE_REDUCE_SUM && te__sum_widens(me->size, x);
     char what[TE__WHAT_TEXT];
     te__nccl_call c = TE_ZERO;
     te_tensor *y = x;
@@ -344,7 +341,7 @@ static te_result te__nccl_all_reduce(void *user, te_ctx *te, te_tensor *x, te_re
 
 static te_result te__nccl_reduce_scatter(void *user, te_ctx *te, const te_tensor *x, te_tensor *out) {
     te__nccl_rank *me = (te__nccl_rank *)user;
-    const bool wide = te__nccl_widens(me, x, TE_REDUCE_SUM);
+    const bool wide = te__sum_widens(me->size, x);
     char what[TE__WHAT_TEXT];
     te__nccl_call c = TE_ZERO;
     const te_tensor *from = x;

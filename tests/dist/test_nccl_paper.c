@@ -400,6 +400,48 @@ TE_TEST(paper_flight) {
     CHECK_EQ_INT(fake.streams, 0);
 }
 
+/* A flight of 16-bit numbers over more than two ranks: f32 copies are made before the second stream waits for the first,
+ * travel, and are copied back when the first waits for the second. The store still has two ranks. */
+TE_TEST(paper_flight_in_f32) {
+    static const te__collective kinds[] = {TE__ALL_REDUCE, TE__REDUCE_SCATTER};
+    paper_partner p;
+    te_ctx *te;
+    te_group *g = paper_join(&te, &p, 60);
+    te__flight f;
+    memset(&f, 0, sizeof f);
+    for (int k = 0; k < 6; k++) {
+        const te__collective kind = kinds[k % 2];
+        const int ranks = k < 2 ? 2 : 3;
+        const bool dropped = k > 3, wide = ranks > 2;
+        te_tensor *x = te_tensor_zeros(te, TE_BF16, SHAPE(6 * ranks)), *out = kind == TE__REDUCE_SCATTER ? te_tensor_zeros(te, TE_BF16, SHAPE(6)) : NULL;
+        ((te__nccl_rank *)g->is.user)->size = g->is.size = ranks;
+        te_group_reset_stats(g);
+        memset(fake.order, 0, sizeof fake.order);
+        fake.watch = true;
+        CHECK_EQ_INT(te__flight_begin(&f, g, kind, x, out, TE_OK), TE_OK);
+        CHECK(paper_nccl.dtype == (wide ? TE__NCCL_F32 : TE__NCCL_BF16) && paper_nccl.count == (out ? 6u : 6u * (unsigned)ranks));
+        /* memory that travels is no other tensor's */
+        te_tensor *later = te_tensor_empty(te, TE_F32, SHAPE(6 * ranks));
+        CHECK(f.x == x && f.out == out && (f.wide[0] != NULL) == wide && (f.wide[1] != NULL) == (wide && out));
+        CHECK(!wide || (f.wide[0]->refs == 1 && later->buffer != f.wide[0]->buffer));
+        if (dropped) te__flight_drop(&f);
+        else CHECK_EQ_INT(te__flight_land(&f), TE_OK);
+        CHECK(!f.end && !f.wide[0] && !f.wide[1]);
+        fake.watch = false;
+        te__flight_drop(&f);
+        CHECK(x->refs == 1 && (!out || out->refs == 1));
+        char order[64] = "";
+        for (const char *c = fake.order; *c; c++) /* a copy may be several launches */
+            if ((c == fake.order || *c != 'L' || c[-1] != 'L') && strlen(order) + 1 < sizeof order) strncat(order, c, 1);
+        CHECK_MSG(!strcmp(order, !wide ? "RwcrrW" : dropped ? "LRwcrrW" : "LRwcrrWL"), "%d: %s", k, fake.order);
+        const te_group_stats n = te_group_get_stats(g); /* in the tensors' own format */
+        CHECK_EQ_INT(out ? n.reduce_scatter.bytes : n.all_reduce.bytes, (out ? 1 : 2) * (ranks - 1) * 6 * 2);
+        CHECK_OK(te);
+    }
+    ((te__nccl_rank *)g->is.user)->size = g->is.size = 2;
+    paper_leave(te, g, &p);
+}
+
 /* Attention over a ring of two: the next keys and values, and the sums of gradients, travel on the second stream beside
  * a product, and nothing else waits for the other rank. */
 TE_TEST(paper_ring) {

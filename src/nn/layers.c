@@ -126,13 +126,14 @@ static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     return spec.cls->facts & TE__SCALE_GIVEN || te__takes_amax(&spec);
 }
 /* Returns how the operation before GEMM `c` quantizes its result, or NULL if the GEMM quantizes this result. Gathered
- * codes get no column-wise copy: the receiving rank transposes them. */
+ * codes get no column-wise copy: the receiving rank transposes them. Where it cannot, since blocks have scales, the GEMM
+ * quantizes: it knows whether its rows can be gathered as codes. */
 static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
     bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
     if (!te__fuses(c->quant, false, TE__SLOT_INPUT)) return NULL;
     *spec = te__product_spec(c->quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT,
                              TE_ROWWISE | (te__wants_grad(c->weight) && !gathered ? TE_COLUMNWISE : 0));
-    return spec;
+    return gathered && !(spec->cls->facts & TE__TENSOR_SCALED) ? NULL : spec;
 }
 
 /* Returns te__fused_spec for the output of a norm, or NULL if the GEMM itself quantizes these few rows. The bits are

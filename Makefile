@@ -278,7 +278,7 @@ x86:
 	@CUDA_VISIBLE_DEVICES= tests/run.sh "build/x86/te_test --jobs $(JOBS) $(ARGS)"
 
 # Its tests of what Windows has not, by file: processes that fork and are killed, libraries made by the machine's C compiler, links, pipes.
-NOT_ON_WINDOWS = tests/data_parallel/test_killed.c tests/data_parallel/test_overlap.c tests/data_parallel/test_shard_processes.c tests/nn/test_parallel_processes.c tests/dist/test_nccl.c tests/dist/test_nccl_paper.c tests/dist/test_store.c tests/cuda/test_jit.c tests/faults/test_machine.c tests/faults/test_train_gpt.c tests/core/test_fork.c tests/sys/test_writers.c
+NOT_ON_WINDOWS = tests/context_parallel/test_context_processes.c tests/moe/test_expert_processes.c tests/dist/test_starving_process.c tests/data_parallel/test_killed.c tests/data_parallel/test_overlap.c tests/data_parallel/test_shard_processes.c tests/nn/test_parallel_processes.c tests/dist/test_nccl.c tests/dist/test_nccl_paper.c tests/dist/test_store.c tests/cuda/test_jit.c tests/faults/test_machine.c tests/faults/test_train_gpt.c tests/core/test_fork.c tests/sys/test_writers.c
 WINE ?= $(or $(shell command -v wine64 || command -v wine || ls /usr/lib/wine/wine64 2>/dev/null),wine)
 windows:
 	+@$(MAKE) --no-print-directory ONE=1 BUILD=build/windows CC=x86_64-w64-mingw32-gcc HOST_CC='$(HOST_CC)' SKIPPED_TESTS='$(NOT_ON_WINDOWS)' CFLAGS='-O1 -g0' LDLIBS='-static -pthread' \

@@ -25,6 +25,7 @@ typedef struct process_rank {
     te_ctx *te;
     te_group *group;
     FILE *out;
+    int64_t requests, fail_at; /* of host memory; the one that is refused */
 } process_rank;
 typedef struct process_part {
     const char *name;
@@ -154,6 +155,14 @@ static TE_MAYBE_UNUSED void run_processes(const char *part, int size) {
     check_ended(size);
 }
 
+static void *process_alloc(void *user, size_t bytes, size_t alignment) {
+    process_rank *p = (process_rank *)user;
+    return ++p->requests == p->fail_at ? NULL : test_aligned_alloc(alignment < 64 ? 64 : alignment, bytes);
+}
+static void process_free(void *user, void *pointer, size_t bytes) {
+    (void)user, (void)bytes;
+    test_aligned_free(pointer);
+}
 /* A rank's program: a context (on the CPU, or on TE_TEST_DEVICE), the group, the part's function; then all is taken
  * apart. */
 static void rank_program(const process_part *part) {
@@ -163,6 +172,9 @@ static void rank_program(const process_part *part) {
     te_nccl_group_desc group = {0};
     char gpu[24];
     desc.log = test__log;
+    desc.host_allocator.alloc = process_alloc;
+    desc.host_allocator.release = process_free;
+    desc.host_allocator.user = &p;
     p.out = fopen(getenv("TE_TEST_OUT"), "w");
     p.rank = atoi(getenv("RANK"));
     p.size = atoi(getenv("WORLD_SIZE"));

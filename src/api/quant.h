@@ -361,7 +361,8 @@ typedef struct te_autocast_desc {
  * TransformerEngine: autocast. */
 TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
 /* Closes the innermost region. The end of the outermost region updates the delayed scales of the forward, if gradients
- * are enabled. The backward pass updates the delayed scales of gradients. Asynchronous on CUDA. */
+ * are enabled. The backward pass updates the delayed scales of gradients. If this rank has an error, the ranks of
+ * amax_group that would wait for its amaxes here fail with it. Asynchronous on CUDA. */
 TE_API te_result te_autocast_end(te_ctx *te);
 /* Returns whether a module that runs now would quantize the operands of its GEMMs. */
 TE_API bool te_autocast_enabled(const te_ctx *te);

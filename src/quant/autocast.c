@@ -218,17 +218,26 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
     return TE_OK;
 }
 
+/* This rank has failed in a region. The other ranks wait for its amaxes where the outermost region ends, if modules keep
+ * scales. */
+static void te__amaxes_missing(const te__autocast *a, te_result result) {
+    const te_recipe *r = &a->recipe;
+    const bool keeps = te__recipe_has(r, TE__SCALE_GIVEN) || te__asks_factory(r) || r->fp8_dpa || r->fp8_mha;
+    if (keeps && !r->delayed.no_reduce_amax) te__refuse(a->amax_group, TE__ALL_REDUCE, result);
+}
+
 TE_API te_result te_autocast_end(te_ctx *te) {
-    bool enabled;
+    const te__autocast *a;
     te_result result;
     if (!te) return TE_ERR_STATE;
     if (te__quant_of(te)->num_autocast == 0)
         return te__fail(te, TE_ERR_STATE, "te_autocast_end without te_autocast_begin");
-    enabled = te__quant_of(te)->autocast[--te__quant_of(te)->num_autocast].enabled;
+    a = &te__quant_of(te)->autocast[--te__quant_of(te)->num_autocast];
     result = te->error_code;
-    if (te__quant_of(te)->num_autocast == 0 && enabled && te->tape.no_grad == te->tape.hidden_no_grad &&
-        !te->tape.replays && result == TE_OK)
-        result = te__update_slots(te, false);
+    if (a->enabled && te->tape.no_grad == te->tape.hidden_no_grad && !te->tape.replays) {
+        if (result == TE_OK && te__quant_of(te)->num_autocast == 0) result = te__update_slots(te, false);
+        else if (result != TE_OK) te__amaxes_missing(a, result);
+    }
     if (result != TE_OK) te__step_fails(te);
     return result;
 }

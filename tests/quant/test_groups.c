@@ -448,3 +448,43 @@ TE_TEST(groups_with_a_rank_that_starves) {
         CHECK_MSG(refusals > 3 && refusals < 39, "%d refusals", refusals);
     }
 }
+
+/* A rank that fails in a region tells the others, which reduce amaxes where it ends; then all go on. */
+typedef struct failing {
+    te_recipe recipe;
+    bool waits; /* the others wait for amaxes at the region's end */
+} failing;
+static void fail_in_region(rank_state *s) {
+    const failing *arg = (const failing *)s->arg;
+    te_ctx *te = s->te;
+    te_linear_desc d = {0};
+    te_autocast_desc cast = {0};
+    d.in_features = d.out_features = 32;
+    cast.recipe = &arg->recipe;
+    cast.amax_group = s->group;
+    te_module *m = te_linear_create(te, &d);
+    for (int step = 0; step < 3; step++) {
+        const bool fails = step == 1 && s->rank == 1;
+        te_scope_begin(te);
+        te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_BF16, SHAPE(32, 32), 1), true);
+        te_autocast_begin(te, &cast);
+        if (fails) te_tensor_view(x, SHAPE(31, 31)); /* outside of modules, before the first amax */
+        te_tensor *y = fails ? NULL : te_forward(m, x);
+        te_autocast_end(te);
+        if (y) te_backward(te_sum_all(y));
+        EXPECT(s, te_ok(te) == (step != 1 || (!arg->waits && s->rank == 0)));
+        if (step == 1 && arg->waits) EXPECT(s, strstr(te_error(te), "[31, 31]") && (s->rank == 1 || strstr(te_error(te), "rank 1 failed")));
+        te_clear_error(te);
+        te_scope_end(te);
+        EXPECT(s, te_barrier(s->group) == TE_OK);
+    }
+    te_module_destroy(m);
+}
+TE_TEST(groups_with_a_rank_that_fails_in_a_region) {
+    failing f[3] = {{te_recipe_delayed_scaling(), true}, {te_recipe_delayed_scaling(), false}, {te_recipe_mxfp8(), false}};
+    f[1].recipe.delayed.no_reduce_amax = true;
+    for (int i = 0; i < COUNT(f); i++) {
+        test_case("%s, %s", te_recipe_name(f[i].recipe.kind), f[i].waits ? "amaxes of all ranks" : "amaxes of each rank");
+        run_ranks(2, fail_in_region, &f[i]);
+    }
+}

@@ -112,7 +112,8 @@ typedef enum te_cp_comm {
  * options, bit for bit. On a GPU a GEMM of fewer rows may add up its k in another order; over more than two processes,
  * so may NCCL's reduce-scatter. Not split are GEMMs whose operand is gathered unquantized and quantized then (see
  * above), or has 128 x 128 blocks or swizzled scales, and the gather for return_layernorm_output_gathered. Except for
- * ub_bulk_wgrad the options need sequence_parallel, and have no effect without.
+ * ub_bulk_wgrad the options need sequence_parallel, and have no effect without; nor have they in a GroupedLinear, which
+ * exchanges nothing.
  * If te_tensor_sequence_parallel is true for a parameter, call te_all_reduce over tp_group for its gradient before the
  * optimizer's step.
  *

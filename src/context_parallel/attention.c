@@ -516,10 +516,10 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     return te__context_heads(c, o, cu, 1, a->format, true, result);
 }
 
-/* Compares the calls of all ranks before the first exchange. If one rank fails, all ranks fail. `codes`: the recipe
- * quantizes q, k and v. `result` is this rank's result so far. *compared becomes true if the calls were compared. */
-static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attn_desc *d, bool codes,
-                                   te_result result, bool *compared) {
+/* Compares the calls of all ranks before the first exchange. If one rank fails, all ranks fail. `recipe`: quantizes q, k
+ * and v; NULL: none does. `result` is this rank's result so far. *compared becomes true if the calls were compared. */
+static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attn_desc *d,
+                                   const te_recipe *recipe, te_result result, bool *compared) {
     te_group *const groups[2] = {c->heads, c->ring};
     char what[384] = "", q[TE__SHAPE_TEXT], k[TE__SHAPE_TEXT], v[TE__SHAPE_TEXT];
     int i;
@@ -527,14 +527,14 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
     if (result == TE_OK)
         snprintf(what, sizeof(what),
                  "attention of q %s, k %s, v %s %s, format %d, attn_mask_type %d, window_size %lld, %lld, "
-                 "softmax_scale %g, dropout %g, %s%s%s%s",
+                 "softmax_scale %g, dropout %g, %s%s%s%s%s",
                  te__shape_text(q_k_v[0], q), te__shape_text(q_k_v[1], k), te__shape_text(q_k_v[2], v),
                  te_dtype_name(q_k_v[0]->dtype), (int)d->format, (int)d->rule.mask,
                  (long long)(d->rule.window.on ? d->rule.window.left : -1),
                  (long long)(d->rule.window.on ? d->rule.window.right : -1), (double)d->rule.softmax_scale,
                  (double)d->rule.dropout_p, d->rule.cu_seqlens_q ? "cu_seqlens, " : "",
-                 d->rule.core_attention_bias ? "a bias, " : "", codes ? "FP8, " : "",
-                 c->gathers ? "keys gathered" : "keys exchanged");
+                 d->rule.core_attention_bias ? "a bias, " : "", recipe ? te_recipe_name(recipe->kind) : "",
+                 recipe ? " in FP8, " : "", c->gathers ? "keys gathered" : "keys exchanged");
     for (i = 0; i < 2; i++) { /* if the comparison fails in groups[0], the ranks of groups[1] are told */
         if (!te__group_compares(groups[i], c->met)) continue;
         result = te__group_compare(groups[i], what, result);
@@ -611,7 +611,7 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
     te__context_attention s = TE_ZERO;
     te_tensor *parts[3] = {NULL, NULL, NULL}, *in[TE__CONTEXT_INPUTS], *saved[TE__CONTEXT_SAVED], *o = NULL;
     bool compared;
-    result = te__context_meets(c, q_k_v, desc, false, result, &compared);
+    result = te__context_meets(c, q_k_v, desc, NULL, result, &compared);
     if (result != TE_OK && compared) return NULL;
     te__frame_begin(te);
     result = te__context_begin(&s, c, q_k_v, desc, parts, result);

@@ -121,8 +121,11 @@ static te_tensor *te__fp8_context_run(te_tensor *const q_k_v[3], const te_attn_d
               *saved[TE__FP8_CONTEXT_SAVED], *o = NULL, *y = NULL;
     te__quant_spec spec;
     bool compared;
-    result = te__context_meets(c, q_k_v, desc, true, result, &compared);
-    if (result != TE_OK && compared) return NULL;
+    result = te__context_meets(c, q_k_v, desc, &call->recipe, result, &compared);
+    if (result != TE_OK && compared) {
+        te__refuse(te__attention_meets(call), TE__ALL_REDUCE, result);
+        return NULL;
+    }
     te__frame_begin(te);
     result = te__context_begin(s, c, q_k_v, desc, parts, result);
     if (result == TE_OK) result = te__fp8_context_parts(s, call, parts, &factor);

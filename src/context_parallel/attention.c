@@ -516,7 +516,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     return te__context_heads(c, o, cu, 1, a->format, true, result);
 }
 
-/* Compares the calls of all ranks before the first exchange. If one rank fails, all ranks fail. `recipe`: quantizes q, k
+/* Compares the calls of all ranks before the first exchange. If one rank fails, all ranks fail. `recipe` quantizes q, k
  * and v; NULL: none does. `result` is this rank's result so far. *compared becomes true if the calls were compared. */
 static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attn_desc *d,
                                    const te_recipe *recipe, te_result result, bool *compared) {

@@ -126,8 +126,8 @@ static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     return spec.cls->facts & TE__SCALE_GIVEN || te__takes_amax(&spec);
 }
 /* Returns how the operation before GEMM `c` quantizes its result, or NULL if the GEMM quantizes this result. Gathered
- * codes get no column-wise copy: the receiving rank transposes them. Where it cannot, since blocks have scales, the GEMM
- * quantizes: it knows whether its rows can be gathered as codes. */
+ * codes get no column-wise copy: the receiving rank transposes them. Where it cannot, since blocks have scales, the
+ * GEMM quantizes: it knows whether its rows can be gathered as codes. */
 static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
     bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
     if (!te__fuses(c->quant, false, TE__SLOT_INPUT)) return NULL;

@@ -218,8 +218,8 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
     return TE_OK;
 }
 
-/* This rank has failed in a region. The other ranks wait for its amaxes where the outermost region ends, if modules keep
- * scales. */
+/* This rank has failed in a region. If modules keep scales, the other ranks wait for its amaxes where the outermost
+ * region ends. */
 static void te__amaxes_missing(const te__autocast *a, te_result result) {
     const te_recipe *r = &a->recipe;
     const bool keeps = te__recipe_has(r, TE__SCALE_GIVEN) || te__asks_factory(r) || r->fp8_dpa || r->fp8_mha;

@@ -141,8 +141,8 @@ typedef enum te_cp_comm {
  * The masks are TE_MASK_NONE and TE_MASK_CAUSAL. With TE_THD they are TE_MASK_PADDING and TE_MASK_PADDING_CAUSAL.
  * Causal masks need as many keys as queries. All kinds support return_max_logit and dropout. Ranks that are seeded
  * alike drop different elements. Other masks and biases, caches and score_mod give TE_ERR_UNSUPPORTED. Partial outputs
- * are merged in f32; gradients of keys and values are exchanged in f32. Over NCCL, the ring's exchanges run on a second
- * stream beside the products, in te_graph captures too.
+ * are merged in f32. A ring exchanges gradients of keys and values in f32, the other kinds in the tensors' format. Over
+ * NCCL, the ring's exchanges run on a second stream beside the products, in te_graph captures too.
  * With fp8_dpa and fp8_mha of a per-tensor recipe, q, k, v and the gradient of o are exchanged as FP8 codes, which have
  * one scale on all n ranks: their amaxes are reduced over these ranks, whatever amax_group and no_reduce_amax say. With
  * current scaling o and the gradients of q, k and v are rounded by each rank's own scales. MXFP8 exchanges decoded

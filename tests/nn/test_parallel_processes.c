@@ -39,6 +39,7 @@ static te_recipe recipe_of(char c) {
 static te_parallel_options options_of(te_group *g, char way) {
     te_parallel_options o = {.tp_group = g, .set_parallel_mode = true, .sequence_parallel = way != 'r'};
     if (way == 'o') o.ub_overlap_ag = o.ub_overlap_rs = o.ub_overlap_rs_dgrad = o.ub_bulk_dgrad = true;
+    if (way == 'w') o.ub_bulk_dgrad = o.ub_bulk_wgrad = true;
     if (way == 'u') o.ub_overlap_ag = o.ub_overlap_rs = o.ub_bulk_dgrad = o.ub_bulk_wgrad = true;
     return o;
 }
@@ -144,15 +145,18 @@ TE_TEST(gpu_tensor_parallel_over_four) { /* they take turns on the GPU, so that 
 /* Exchanges beside products are parts of a graph: its launches give the bits of calls, and these give about what they
  * give without the options. At this size a product has the same kernel, whole or split. */
 enum { GRAPH_LINES = 1024 };
+/* TE_TEST_ARG: a recipe, and the way of exchanging. On the CPU there are no graphs. */
 static void launch_products(process_rank *p) {
+    const bool gpu = te_ctx_is_cuda(p->te);
+    const int64_t lines = gpu ? GRAPH_LINES : 16 * p->size, hidden = hidden_of(p->te);
     made_bytes t[3] = {{NULL, 0}, {NULL, 0}, {NULL, 0}};
     te_recipe recipe = recipe_of(p->arg[0]);
     te_seed(p->te, 40 + (uint64_t)p->rank);
-    te_tensor *x = te_tensor_set_requires_grad(te_tensor_normal(p->te, TE_BF16, SHAPE(GRAPH_LINES, 1, HIDDEN), 0, 1), true);
-    te_tensor *dy = te_tensor_normal(p->te, TE_BF16, SHAPE(GRAPH_LINES, 1, HIDDEN), 0, 1);
+    te_tensor *x = te_tensor_set_requires_grad(te_tensor_normal(p->te, TE_BF16, SHAPE(lines, 1, hidden), 0, 1), true);
+    te_tensor *dy = te_tensor_normal(p->te, TE_BF16, SHAPE(lines, 1, hidden), 0, 1);
     int wrong_bytes = 0;
-    for (int k = 0; k < 3; k++) { /* without the options; with them; in a graph */
-        te_module *m = mlp_of(p->te, p->group, k ? 'o' : 's');
+    for (int k = 0; k < (gpu ? 3 : 2); k++) { /* without the options; with them; in a graph */
+        te_module *m = mlp_of(p->te, p->group, k ? p->arg[1] : 's');
         te_graph *g = NULL;
         te_tensor *y = step_of(m, x, dy, &recipe); /* kernels are compiled, gradients there */
         if (k == 2) te_graph_begin(p->te);
@@ -170,22 +174,37 @@ static void launch_products(process_rank *p) {
         te_module_destroy(m);
         te_tensor_zero_grad(x);
     }
-    for (int k = 1; k < 3; k++)
+    for (int k = 1; k < (gpu ? 3 : 2); k++)
         for (size_t i = 0; i < t[0].n; i++) wrong_bytes += t[k].n != t[0].n || t[k].at[i] != t[0].at[i];
-    fprintf(p->out, "%d of %s bytes differ %s", wrong_bytes, t[0].n > 1000000 ? "many" : "few", te_error(p->te));
+    fprintf(p->out, "%d of %s bytes differ %s", wrong_bytes, t[0].n > (gpu ? 1000000 : 10000) ? "many" : "few", te_error(p->te));
     for (int k = 0; k < 3; k++) free(t[k].at);
 }
-TE_TEST(gpu_products_beside_in_a_graph) {
-    static const char *const list[] = {"x", "c", "m"};
-    const char *why = no_nccl();
-    if (why) SKIP(why);
-    for (int i = 0; i < COUNT(list); i++) {
-        test_setenv("TE_TEST_ARG", list[i]);
-        run_processes("graph_of_products", 2);
-        for (int k = 0; k < 2; k++)
-            CHECK_MSG(!strcmp((const char *)processes[k].said, "0 of many bytes differ "), "%s, rank %d: %s", list[i], k,
+static void launch_list(const char *const *list, int size) {
+    for (; *list; list++) {
+        test_setenv("TE_TEST_ARG", *list);
+        run_processes("graph_of_products", size);
+        for (int k = 0; k < size; k++)
+            CHECK_MSG(!strcmp((const char *)processes[k].said, "0 of many bytes differ "), "%s, rank %d: %s", *list, k,
                       (const char *)processes[k].said);
     }
+}
+TE_TEST(gpu_products_beside_in_a_graph) {
+    static const char *const list[] = {"xo", "co", "mo", NULL};
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    launch_list(list, 2);
+}
+/* Sums of bf16 over more than two ranks travel in f32, beside a product or not: NCCL has one order for both. */
+TE_TEST(sums_beside_products_over_four) {
+    static const char *const list[] = {"xw", NULL};
+    prepare_processes();
+    launch_list(list, 4);
+}
+TE_TEST(gpu_sums_beside_products_over_four) {
+    static const char *const list[] = {"xw", "cw", NULL};
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    launch_list(list, 4);
 }
 
 static const process_part parts[] = {{"tensor_parallel", run_as_process}, {"graph_of_products", launch_products}};

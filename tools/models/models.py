@@ -269,7 +269,7 @@ RANKS = [("llama", 2, "--dp 2 --shard"), ("llama", 2, "--tp 2"), ("llama", 2, "-
 def ranks(llama, folder, out, name, n, options):
     """Ranks train a folder to the losses of one rank, and transformers opens what they write. On the CPU over the library that stands in for NCCL; on CUDA over TE_NCCL_PATH."""
     launch = ["tests/dist/launch.sh", "torchrun", str(n)]
-    here = {} if on_cuda else dict(TE_NCCL_PATH=f"{os.path.dirname(llama)}/nccl_stand_in.so", TE_NCCL_STAND_IN_DIR=os.path.dirname(out), TE_THREADS="1")
+    here = {} if on_cuda else dict(TE_NCCL_PATH=f"{os.path.dirname(llama)}/nccl_stand_in.so", TE_NCCL_STAND_IN_DIR=os.path.abspath(os.path.dirname(out)), TE_THREADS="1")
     common = [llama, folder, "--train", out + ".ids", "--steps", "3", "--sequences", "4", "--lr", "1e-3", "--dtype", "f32", "--out"]
     want = losses(run(*common, out + ".one"))
     got = losses(run(*launch, *common, out + ".ranks", *options.split(), env={**os.environ, **here}))

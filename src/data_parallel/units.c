@@ -174,7 +174,7 @@ static te_result te__units_list(te_ctx *te) {
 
 /* ---- comparing ---- */
 
-/* What ranks must have in common: the parameters of a unit, each a name, a shape, a format. */
+/* Ranks must have the parameters of a unit in common: each a name, a shape, a format. */
 typedef struct te__unit_facts {
     const te_module *module;
     uint64_t hash;

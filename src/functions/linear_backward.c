@@ -248,7 +248,7 @@ static te_result te__linear_wgrad(te_ctx *te, const te__linear_state *s, te_tens
     g.weight->refs++;
     return te__defer(te, s->delays, te__wgrad_run, te__wgrad_release, &g, sizeof(g));
 }
-/* What runs beside the products of a backward pass. */
+/* The exchanges that run beside the products of a backward pass. */
 typedef struct te__linear_flights {
     te__row_pieces pieces; /* rows of dy */
     te__arrival input; /* the saved input */

@@ -107,8 +107,8 @@ static te_result te__fp8_context_parts(te__context_attention *s, const te__quant
     return result;
 }
 
-/* What te__context_attention_run does, in FP8. Returns [.., H dv]; if `fp8_output` is true, quantized for the GEMM that
- * reads it. */
+/* Does in FP8 what te__context_attention_run does. Returns [.., H dv]; if `fp8_output` is true, quantized for the GEMM
+ * that reads it. */
 static te_tensor *te__fp8_context_run(te_tensor *const q_k_v[3], const te_attn_desc *desc, te__context *c,
                                       const te__quant_call *call, bool fp8_output, te_result result) {
     te_ctx *te = c->heads ? c->heads->te : c->ring->te;

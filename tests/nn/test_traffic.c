@@ -128,7 +128,7 @@ TE_TEST(traffic_of_layers) {
 
 /* ---- memory ---- */
 
-/* What a module adds to a context: its rank's part of the matrices, and all of its norms, in bf16. */
+/* A module adds to a context its rank's part of the matrices, and all of its norms, in bf16. */
 static void memory_rank(rank_state *s) {
     const bool experts = *(const bool *)s->arg;
     const double n = s->size, matrices = experts ? 3.0 * EXPERTS * WIDTH * INNER : (double)WIDTH * (WIDTH + 2 * WIDTH / HEADS * KEYS) + WIDTH * WIDTH + 3 * WIDTH * INNER;

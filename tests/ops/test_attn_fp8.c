@@ -234,7 +234,7 @@ TE_TEST_DEVICES(attn_fp8_codes) {
     }
 }
 
-/* What TransformerEngine's points do, that is, S by the scale 448 of an amax of 1, has the error that codes of P have; a scale of each row is no worse, though it is known before the row is. */
+/* TransformerEngine's points, that is, S by the scale 448 of an amax of 1, have the error that codes of P have; a scale of each row is no worse, though it is known before the row is. */
 TE_TEST_DEVICES(attn_fp8_error) {
     const bool gpu = te_ctx_is_cuda(te);
     for (int n = 0; n < 2 * KINDS; n += test_every_odd(5)) {

@@ -589,8 +589,6 @@ struct te_ctx {
     te__closable *closables;
     te__waiter *waiters;
     int shared; /* groups of several ranks that exist */
-    struct te_group *unsettled; /* whose last flight may still be on its way into its stream (dist/flight.c); or NULL */
-    te_result (*settle)(struct te_group *group); /* waits for that */
     /* The groups whose collectives were called: used: by the outermost forward that runs; loose: outside of modules,
      * since the last backward pass. The oldest are forgotten when there are too many. */
     struct te_group *used[TE__MAX_USED], *loose[TE__MAX_USED];

@@ -117,7 +117,7 @@ static void te__stream_destroy(te__stream *s) {
     te__free(te, s);
 }
 static te_result te__streams_synchronize(te_ctx *te) {
-    te_result result = te->unsettled ? te->settle(te->unsettled) : TE_OK;
+    te_result result = TE_OK;
     te__stream *s;
     for (s = te->streams; s && result == TE_OK; s = s->next) result = te->device->stream_synchronize(te, s);
     return result;

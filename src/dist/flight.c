@@ -6,10 +6,6 @@
  * write them, or read those that the collective writes. A group that cannot queue its collectives on another stream
  * runs them when they begin: threads, and a program's own groups.
  *
- * A group may still be queueing a flight's collective when the flight has begun (te_group.settle): NCCL does that
- * with a thread of its own, for longer than the host needs to go on. The flight's end is marked when that is over:
- * before another collective is queued, and before this flight lands.
- *
  * Operations run on the context's own stream alone (core/stream.c). So a sum that needs f32 between the ranks
  * (te__sum_widens) is made of f32 copies: they are made before the flight, and copied back behind it. */
 
@@ -82,19 +78,11 @@ static void te__flight_drop_wide(te__flight *f) {
     }
 }
 
-/* Makes later work of the context wait for the flight's collective. */
-static te_result te__flight_join(te__flight *f) {
-    te_group *group = f->end ? f->end->te->unsettled : NULL;
-    te_result result = group && group->unmarked == f->end ? te__group_settle(group) : TE_OK, joined;
-    if (!f->end) return TE_OK;
-    joined = te__stream_join(f->end);
-    te__event_release(f->end);
-    f->end = NULL;
-    return result == TE_OK ? joined : result;
-}
 /* Makes later work of the context wait for the flight. */
 static te_result te__flight_land(te__flight *f) {
-    te_result result = te__flight_join(f);
+    te_result result = f->end ? te__stream_join(f->end) : TE_OK;
+    te__event_release(f->end);
+    f->end = NULL;
     if (f->wide[0] && result == TE_OK)
         result = te_tensor_copy(f->out ? f->out : f->x, f->wide[f->out ? 1 : 0]);
     te__flight_drop_wide(f);
@@ -102,7 +90,8 @@ static te_result te__flight_land(te__flight *f) {
 }
 /* Drops a flight, landed or not. */
 static void te__flight_drop(te__flight *f) {
-    te__flight_join(f);
+    if (f->end) te__stream_join(f->end);
+    te__event_release(f->end);
     te__flight_drop_wide(f);
     te_tensor_release(f->x);
     te_tensor_release(f->out);
@@ -112,8 +101,7 @@ static void te__flight_drop(te__flight *f) {
 static te_result te__flight_opens(te__flight *f, te_group *group, te_result result) {
     memset(f, 0, sizeof(*f));
     if (result != TE_OK || !te__group_forks(group)) return result;
-    if (group->te->capture == NULL) result = te__group_settle(group->te->unsettled);
-    if (result == TE_OK) result = te__flight_fork(group, f);
+    result = te__flight_fork(group, f);
     if (result == TE_OK) {
         group->queue_on(group->is.user, group->side);
         return TE_OK;
@@ -122,17 +110,11 @@ static te_result te__flight_opens(te__flight *f, te_group *group, te_result resu
     f->end = NULL;
     return result;
 }
-/* The collectives of the flight are queued, or on their way, with this result. */
+/* The collectives of the flight have been queued, with this result. */
 static te_result te__flight_closes(te__flight *f, te_group *group, te_result result) {
-    te_result marked = TE_OK;
+    te_result marked;
     if (!f->end) return result;
-    if (result == TE_OK && group->settle && !group->te->capture) {
-        group->unmarked = te__event_retain(f->end);
-        group->te->unsettled = group;
-        group->te->settle = te__group_settle;
-    } else {
-        marked = te__stream_mark(group->side, f->end);
-    }
+    marked = te__stream_mark(group->side, f->end);
     group->queue_on(group->is.user, NULL);
     return result == TE_OK ? marked : result;
 }

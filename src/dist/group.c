@@ -37,32 +37,15 @@ struct te_group {
     /* Makes later collectives queue on `s` in place of the context's own stream; NULL: on that again. queue_on itself
      * may be NULL: the group queues on the context's own stream alone, or on none. */
     void (*queue_on)(void *user, te__stream *s);
-    /* May be NULL: collectives are queued when their calls return. Else one that queue_on sends to another stream may
-     * still be on its way into that. settle waits until the last one is queued on `s`, and returns its result. */
-    te_result (*settle)(void *user, te__stream *s);
     uint64_t told; /* the other ranks know of the error with this number (te->errors), or fail with it; 0: of none */
     te_group_count count[TE__COLLECTIVE_COUNT];
     te__stream *side; /* the stream of dist/flight.c; NULL: not made yet */
-    te__event *unmarked; /* the end of the last flight, until its collective is queued; NULL: there is none */
     te__closable closable;
 };
 
 /* ---- creation ---- */
 
 static void te__group_close(void *owner) { te_group_destroy((te_group *)owner); }
-
-/* Waits until the collective of the group's last flight is queued, and marks the flight's end behind it. */
-static te_result te__group_settle(te_group *group) {
-    te__event *end = group ? group->unmarked : NULL;
-    te_result result, marked;
-    if (!end) return TE_OK;
-    group->unmarked = NULL;
-    if (group->te->unsettled == group) group->te->unsettled = NULL;
-    result = group->settle(group->is.user, group->side);
-    marked = te__stream_mark(group->side, end);
-    te__event_release(end);
-    return result == TE_OK ? marked : result;
-}
 
 TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc) {
     te_group *group;
@@ -112,7 +95,6 @@ TE_API void te_group_destroy(te_group *group) {
     }
     if (group->is.size > 1) te->shared--;
     te__closable_remove(&group->closable);
-    if (!te__is_forked(te)) te__group_settle(group);
     /* in a forked child, the group still belongs to the parent */
     if (group->is.destroy && !te__is_forked(te)) group->is.destroy(group->is.user);
     te__stream_destroy(group->side); /* waits: a collective that does not end has been stopped by now */

@@ -26,7 +26,6 @@ typedef struct te__nccl_rank {
     int rank, size;
     int *ranks; /* [size]: their numbers in the job */
     te__stream *on; /* where collectives are queued; NULL: on the context's own stream */
-    double deferred; /* since when NCCL has been queueing a collective that no call has waited for; 0: there is none */
     int splits; /* te_group_split calls so far */
     bool told;  /* the context has been told that the group has failed */
     te__mutex mutex;
@@ -166,18 +165,13 @@ static void te__nccl_mark(te__nccl_rank *me) {
     me->marks++;
     te__mutex_unlock(&me->mutex);
 }
-/* The watcher asks: since when has the device been in a collective, or NCCL been queueing one? */
+/* The watcher asks: since when has the device been in a collective? */
 static double te__nccl_waits(void *user) {
     te__nccl_rank *me = (te__nccl_rank *)user;
     double since = -1.0;
     te__mutex_lock(&me->mutex);
     te__nccl_pass(me);
     if (me->marks > 0) since = me->queued[me->first] > me->passed ? me->queued[me->first] : me->passed;
-    else if (me->deferred > 0 && me->comm && !me->ended) {
-        te__nccl_result code = TE__NCCL_SUCCESS;
-        if (te__nccl.CommGetAsyncError(me->comm, &code) == TE__NCCL_SUCCESS && code == TE__NCCL_IN_PROGRESS)
-            since = me->deferred;
-    }
     te__mutex_unlock(&me->mutex);
     return since;
 }
@@ -228,13 +222,6 @@ static te__nccl_result te__nccl_settle(te__nccl_rank *me, te__nccl_comm *const *
         te__mutex_lock(&me->mutex);
     }
     return r;
-}
-
-/* Waits for the collective that no call has waited for, if there is one. The caller holds the mutex. */
-static te__nccl_result te__nccl_catch_up(te__nccl_rank *me) {
-    if (me->deferred == 0) return TE__NCCL_SUCCESS;
-    me->deferred = 0;
-    return me->ended ? TE__NCCL_IN_PROGRESS : te__nccl_settle(me, &me->comm, TE__NCCL_SUCCESS);
 }
 
 /* Sends and receives blocks of lines. NCCL runs them all at once. */
@@ -288,12 +275,9 @@ static te_result te__nccl_run(te__nccl_rank *me, const te__nccl_call *c, const c
     const char *who = te__collective_name(c->kind);
     const bool all = c->kind != TE__SEND && c->kind != TE__RECV; /* of all ranks */
     char why[TE__WHY_TEXT];
-    bool entered = false, deferred = false;
+    bool entered = false;
     te__nccl_result code;
     te_result r = te__nccl_capture(me);
-    /* Communicators of a rank queue their collectives in the program's order: in another one than on another rank, they
-     * could wait for each other on the device. */
-    if (r == TE_OK && te->unsettled && !te->capture) r = te->settle(te->unsettled);
     if (r != TE_OK) {
         te__nccl_refuse(me, te, c->kind, -1, r);
         return r;
@@ -307,45 +291,14 @@ static te_result te__nccl_run(te__nccl_rank *me, const te__nccl_call *c, const c
     if (r == TE_OK && c->count) {
         void *stream = me->on ? me->on->handle : te_ctx_cu_stream(te);
         te__mutex_lock(&me->mutex);
-        code = te__nccl_catch_up(me);
-        if (code == TE__NCCL_SUCCESS) code = me->ended ? TE__NCCL_IN_PROGRESS : te__nccl_issue(me, c, stream);
-        if (me->on && !te->capture && code == TE__NCCL_IN_PROGRESS && !me->ended) {
-            me->deferred = te__time_now(); /* te__nccl_settled waits */
-            code = TE__NCCL_SUCCESS;
-        } else if (!me->ended) {
-            code = te__nccl_settle(me, &me->comm, code);
-        }
-        deferred = me->deferred > 0;
+        code = me->ended ? TE__NCCL_IN_PROGRESS : te__nccl_settle(me, &me->comm, te__nccl_issue(me, c, stream));
         te__mutex_unlock(&me->mutex);
         if (code != TE__NCCL_SUCCESS) r = te__nccl_failed(me, who, code);
     }
     if (te->device->leave) te->device->leave(entered);
-    if (r == TE_OK && c->count && !deferred) te__nccl_mark(me);
+    if (r == TE_OK && c->count) te__nccl_mark(me);
     te__member_end(me->store, &me->member);
     return r;
-}
-/* te_group.settle. While it waits, the host is in the collective whose name the store has. */
-static te_result te__nccl_settled(void *user, te__stream *s) {
-    te__nccl_rank *me = (te__nccl_rank *)user;
-    char why[TE__WHY_TEXT], what[TE__WHAT_TEXT];
-    te__nccl_result code;
-    bool was;
-    te__mutex_lock(&me->mutex);
-    was = me->deferred > 0;
-    te__mutex_unlock(&me->mutex);
-    if (!was) return TE_OK;
-    te__member_last(me->store, &me->member, what);
-    if (!te__member_begin(me->store, &me->member, what, false, why)) return te__nccl_fail(me, TE_ERR_STATE, what, why);
-    te__mutex_lock(&me->mutex);
-    code = te__nccl_catch_up(me);
-    te__mutex_unlock(&me->mutex);
-    if (code == TE__NCCL_SUCCESS) {
-        me->on = s;
-        te__nccl_mark(me);
-        me->on = NULL;
-    }
-    te__member_end(me->store, &me->member);
-    return code == TE__NCCL_SUCCESS ? TE_OK : te__nccl_failed(me, what, code);
 }
 /* "te_all_reduce bf16 [4, 8]" */
 static const char *te__nccl_what(te__collective kind, const te_tensor *x, const char *more, char text[TE__WHAT_TEXT]) {

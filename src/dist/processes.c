@@ -124,7 +124,6 @@ static te_group *te__nccl_wrap(te__nccl_rank *me, const char *name,
     me->name = group->name;
     group->refuse = te__nccl_refuse;
     group->queue_on = te__nccl_queue_on;
-    group->settle = te__nccl_settled;
     group->pass = te__nccl_pass_all;
     group->split = split;
     return group;
@@ -158,9 +157,7 @@ static te_result te__nccl_split_comm(te__nccl_rank *me, te__nccl_rank *part, int
     te__nccl_result code = TE__NCCL_IN_PROGRESS;
     te__nccl_comm *comm = NULL;
     te__mutex_lock(&me->mutex);
-    code = te__nccl_catch_up(me);
-    if (!me->ended && code == TE__NCCL_SUCCESS)
-        code = te__nccl.CommSplit(me->comm, part ? color : TE__NCCL_NO_COLOR, key, &me->born, &config);
+    if (!me->ended) code = te__nccl.CommSplit(me->comm, part ? color : TE__NCCL_NO_COLOR, key, &me->born, &config);
     code = te__nccl_settle(me, &me->comm, code);
     if (code == TE__NCCL_SUCCESS && me->born) code = te__nccl_settle(me, &me->born, code);
     if (!me->ended) {

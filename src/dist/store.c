@@ -573,12 +573,6 @@ static bool te__member_begin(te__store *s, te__member *m, const char *what, bool
     te__mutex_unlock(&s->mutex);
     return fine;
 }
-/* Copies the name of the last collective. */
-static void te__member_last(te__store *s, const te__member *m, char what[TE__WHAT_TEXT]) {
-    te__mutex_lock(&s->mutex);
-    snprintf(what, TE__WHAT_TEXT, "%s", m->last);
-    te__mutex_unlock(&s->mutex);
-}
 /* The host is through with the collective. */
 static void te__member_end(te__store *s, te__member *m) {
     te__mutex_lock(&s->mutex);

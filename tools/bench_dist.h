@@ -6,7 +6,7 @@
  *                exchange that shows, over the time of the exchange alone; and steps with the optimizer: tokens of all ranks over those of one GPU
  *     graph      the same pass, gradients exchanged, as launches of a te_graph, over its calls
  *     gather     te_fsdp_unshard of weights that are stored in FP8, over those in BF16: microseconds
- *     tensor     layers that ranks share, with sequence parallelism, over one GPU
+ *     tensor     layers that ranks share, with sequence parallelism, over one GPU; with options ub_..., over the layers without
  *     context    a layer of a long sequence that ranks share, over one GPU
  *     experts    layers of a Mixtral whose experts ranks share, each with tokens of its own: tokens of all ranks over those of one GPU
  *     model      a Llama of 1.5 G parameters in shards, with AdamW: tokens of all ranks over those of one GPU; peak memory

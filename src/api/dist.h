@@ -34,7 +34,7 @@
  * good when a call fails on one rank: the others get its error. A NULL tensor gives TE_ERR_STATE. Between
  * te_warmup_begin and te_warmup_end collectives check their arguments but do not run.
  *
- * What a layout costs. Bytes that a rank sends for one layer, forward and backward, in bf16 or f16, as
+ * Costs of a layout. A rank sends so many bytes for one layer, forward and backward, in bf16 or f16, as
  * te_group_get_stats counts them: n ranks share the layer, T is the number of tokens of their batch, h the hidden size.
  * q and g are the sizes of a token's queries and of its keys (heads times head_dim), and each token uses K of E
  * experts.

@@ -1,6 +1,5 @@
 /* ops/args.c: a list of the tensors in the args of each operation, and of how the operation uses each tensor. Also the
  * checks that all operations share. This file must not depend on what operations compute.
- *
  * The list has one macro, TE__ARGS_<operation>, for each operation. These parts use the list:
  * - the common checks (te__args_check)
  * - the record of which tensors have been written (te__args_touch)

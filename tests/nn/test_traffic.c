@@ -1,4 +1,4 @@
-/* tests/nn/test_traffic.c: the formulas of "What a layout costs" (api/dist.h) against the counters of groups and the
+/* tests/nn/test_traffic.c: the formulas of "Costs of a layout" (api/dist.h) against the counters of groups and the
  * memory of contexts, and its table against the formulas. data_parallel/test_traffic.c has those of api/sharding.h. */
 #include "../dist/ranks.h"
 

@@ -524,20 +524,39 @@ typedef struct te__gemm_joint {
 } te__gemm_joint;
 enum { TE__JOINT_PRODUCTS = 1, TE__JOINT_GATED = 2, TE__JOINT_SUM = 3 }; /* gemv_joint's option JOINT */
 
-/* Returns the bytes of shared memory of gemv_joint with `depth` turns on their way for each of sixteen warps. `gated`:
- * there is an activation, so that sums of two products are added up together. */
+/* Returns the bytes of shared memory of gemv_joint for `depth` turns on their way to each of sixteen warps. */
+static int64_t te__gemv_joint_ring(const te__gemm_problem *q, int depth) {
+    const te_scaling s = q->args->scaling_a;
+    return 16 * depth * TE__GEMV_SLOT(s == TE_SCALING_MXFP8 ? 1 : s == TE_SCALING_NVFP4 ? 2 : 0);
+}
+/* Returns all bytes of shared memory of gemv_joint. `gated`: there is an activation, so that sums of two products are
+ * added up together. */
 static int64_t te__gemv_joint_shared(const te__gemm_problem *q, bool gated, int depth) {
     const te_op_gemm_args *a = q->args;
     const int64_t turn = te__dtype_size(q->b.dtype) == 2 ? 64 : te__gemv_turn(q);
-    const int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0;
     return TE__GEMV_SHARED(a->m, a->k / turn, turn) + TE__GEMV_SUMS(16, (gated ? 2 : 1) * a->m) +
-           16 * depth * TE__GEMV_SLOT(scales);
+           te__gemv_joint_ring(q, depth);
 }
-/* Returns the number of turns on their way. With more than one a multiprocessor must still have room for a block of the
- * kernel that follows. */
-static int te__gemv_joint_depth(const te__plan *p, const te__gemm_problem *q, bool gated) {
+/* Returns the number of turns on their way, and sets *shared to the bytes of shared memory of a block.
+ *
+ * In a decoding step, the blocks of one launch start while those of the launch before are still there, and each
+ * multiprocessor should have one of either. The GPU puts a second block of a launch on a multiprocessor that has room
+ * for two before it uses one that has room for one. So launches are wide or narrow by turns: a wide one has half of the
+ * shared memory, so that no multiprocessor has room for two of it (a block takes 1024 bytes more), and leaves room for
+ * a narrow one. Where a narrow one starts, each multiprocessor has a wide block, and room for one more. Sums are wide:
+ * attention stands before one of them, with blocks on some multiprocessors alone, and products or pairs of products
+ * stand before the other. */
+static int te__gemv_joint_depth(const te__plan *p, const te__gemm_problem *q, bool gated, bool wide, int64_t *shared) {
+    enum { BESIDE_RING = 14 << 10 }; /* bytes of a narrow block for A and sums */
+    const int64_t both = te__sm_shared(p->sm) - 2 * 1024, half = te__sm_shared(p->sm) / 2;
+    int64_t narrow;
     int depth = 3;
-    while (depth > 1 && !te__plan_fits(p, te__gemv_joint_shared(q, gated, depth), 2)) depth--;
+    while (depth > 1 && te__gemv_joint_ring(q, depth) + BESIDE_RING > both - half) depth--;
+    narrow = te__gemv_joint_ring(q, depth) + BESIDE_RING;
+    for (depth = 3; depth > 1; depth--)
+        if (te__gemv_joint_shared(q, gated, depth) <= (wide ? both - narrow : narrow)) break;
+    *shared = te__gemv_joint_shared(q, gated, depth);
+    if (wide) *shared = te__max(*shared, half);
     return depth;
 }
 /* Returns the number of warps that share a tile, of blocks of sixteen warps, one on each multiprocessor: as many as let
@@ -555,8 +574,9 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     te__launch *l = te__plan_launch(p, "gemm", "gemv_joint");
     te__gemv_joint_kargs *v = (te__gemv_joint_kargs *)te__plan_args(p, l, sizeof(*v) + j->rope_bytes);
     const int64_t turn = te__dtype_size(q->b.dtype) == 2 ? 64 : te__gemv_turn(q);
-    const int depth = te__gemv_joint_depth(p, q, j->activation != 0);
-    int64_t tiles = 0;
+    const bool sum = j->residual && !j->activation;
+    int64_t tiles = 0, shared;
+    const int depth = te__gemv_joint_depth(p, q, j->activation != 0, sum, &shared);
     int i, warps;
     v->a = te__data(of_a->a);
     v->lda = a->k;
@@ -597,7 +617,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     te__launch_option(l, "DEPTH", depth);
     te__launch_option(l, "HIGH", q->high ? of_a->a->dtype : 0);
     te__launch_option(l, "D_DT", a->d->dtype);
-    te__launch_option(l, "JOINT", j->activation ? TE__JOINT_GATED : j->residual ? TE__JOINT_SUM : TE__JOINT_PRODUCTS);
+    te__launch_option(l, "JOINT", j->activation ? TE__JOINT_GATED : sum ? TE__JOINT_SUM : TE__JOINT_PRODUCTS);
     if (j->activation) te__launch_option(l, "ACT", j->activation);
     if (j->norm) {
         v->norm = *j->norm;
@@ -605,8 +625,8 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
         te__launch_option(l, "W_DT", j->norm->dt);
     }
     if (j->rope) te__launch_option(l, "ROPE", 1);
-    te__launch_size(l, te__min(tiles, p->num_sms), 1, 1, 512,
-                    te__gemv_joint_shared(q, j->activation != 0, depth));
+    te__launch_size(l, p->num_sms, 1, 1, 512, shared); /* blocks without a tile keep a place too */
+    l->beside = true;
     p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
     te__plan_why(p, q->high && j->norm
                         ? "products of a few rows at once: B by copies ahead into shared memory, A normalized and "

@@ -31,7 +31,9 @@
 //          ROPE    1, with JOINT=1: queries, keys and values, which are rotated and written to a cache besides D
 //                  (gemv_rotate.cuh). te__rope_kargs stand behind the other arguments
 //
-// Launch: any grid, block 512, shared memory by te__gemv_joint_shared.
+// Launch: any grid, block 512, shared memory by te__gemv_joint_shared or more. A grid of one block for each
+// multiprocessor lets the next kernel's blocks find equal room on all of them (te__gemv_joint_depth); so blocks without
+// a tile stay until these have started.
 //
 // te:arch 80
 // te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8|16 HIGH=0 D_DT=3 DEPTH=2|3 JOINT=1|3
@@ -106,12 +108,14 @@ struct te_joint_unit {
     // Returns the number of the group's first unit, and the steps between its units.
     TE_DEV static int first() { return (int)blockIdx.x + (int)(threadIdx.x / (32 * WARPS) * gridDim.x); }
     TE_DEV static int step() { return (int)gridDim.x * GROUPS; }
+    // Returns the number of units. Parts that are missing repeat the last one.
+    TE_DEV static int count(const te__gemv_joint_kargs &k) { return k.part[JOINT == 1 ? 2 : 0].tiles; }
     // Goes to unit `n`. Returns whether there is such a unit.
     TE_DEV bool open(const te__gemv_joint_kargs &k, int n) {
         number = n, product = 0;
         if (JOINT == 1) product = (n >= k.part[0].tiles) + (n >= k.part[1].tiles);
         line = (n - (product ? k.part[product - 1].tiles : 0)) * 16;
-        return n < k.part[JOINT == 1 ? 2 : 0].tiles; // parts that are missing repeat the last one
+        return n < count(k);
     }
     // Returns the line of B that is line i of the tile.
     TE_DEV int line_of(const te__gemv_joint_kargs &k, int i) const {
@@ -222,6 +226,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
 #endif
     te_follow();
     te_lead();
+    if ((int)blockIdx.x >= te_joint_unit::count(k)) {
+        te_linger();
+        return;
+    }
 #if NORM
     const te_u32 largest = in.normalize(norm, sums); // four floats for each of at most sixteen parts of a row
 #if HIGH

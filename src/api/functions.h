@@ -60,6 +60,20 @@ TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
 TE_API te_tensor *te_vocab_parallel_embedding_lookup(te_tensor *table, te_tensor *ids, int64_t vocab_size,
                                                      int64_t vocab_start);
 
+/* Options of te_parallel_lm_logits; zero-initialised. */
+typedef struct te_parallel_lm_logits_desc {
+    te_group *tp_group;     /* ranks that share the vocabulary (borrowed for the call): rank r has rows r * V to
+                             * (r + 1) * V - 1 of the table, as `table` [V, H]; NULL => this rank has all rows */
+    bool sequence_parallel; /* x is this rank's part of the first dimension, and the logits are of all ranks' rows */
+    bool parallel_output;   /* the result is this rank's columns, which te_cross_entropy reads with dist_process_group;
+                             * false => those of all ranks, gathered. Megatron's default: true */
+} te_parallel_lm_logits_desc;
+/* Returns the logits x table^T of x [.., H]: [.., V], or with tp_group and without parallel_output [.., size * V]. The
+ * gradient of x is summed over the ranks, and that of the table is of this rank's rows. All ranks of tp_group must call
+ * it. In high precision, inside an autocast region too.
+ * Source: megatron.core parallel_lm_logits. */
+TE_API te_tensor *te_parallel_lm_logits(te_tensor *x, te_tensor *table, const te_parallel_lm_logits_desc *desc);
+
 /* Returns cap * tanh(x / cap), of any shape, as Gemma 2 caps its logits. cap must be positive. */
 TE_API te_tensor *te_softcap(te_tensor *x, float cap);
 /* Joins the tensors x[0] .. x[n - 1] along dimension `dim`; a negative dim counts from the end. Formats, and sizes in

@@ -12,6 +12,30 @@ typedef struct te_lm_rotary {
                                      * short_factor and long_factor are copied */
 } te_lm_rotary;
 
+/* How the ranks of a tp_group share a language model, beside heads and MLPs; zero-initialised. Without several ranks in
+ * tp_group nothing here has an effect. All ranks give the same options. */
+typedef struct te_lm_parallel_options {
+    te_switch vocab_parallel; /* on: the ranks share the vocabulary. Each has vocab_size / size rows of the embedding and
+                               * of lm_head, and its columns of the logits; they must divide vocab_size. Off: each has
+                               * the whole. 0 => on if they divide vocab_size, else off. Megatron: always on, and pads
+                               * the vocabulary */
+    bool parallel_output;     /* with a shared vocabulary, a forward returns this rank's columns of the logits, for
+                               * te_cross_entropy, which never gathers them: dist_process_group is
+                               * te_causal_lm_logits_group. Calls with kv_cache return all columns. false => all calls
+                               * do, gathered from the ranks: what reads them needs to know nothing. Megatron's default:
+                               * true */
+    bool sequence_parallel;   /* between the products of a layer a rank has its part of the b * s tokens alone: norms,
+                               * experts and residuals are not computed on all ranks, and their activations take a
+                               * size-th of the memory. The ranks must divide s. Hidden states of layers are then
+                               * [b, s / size, hidden], whose rows are those from rank * b * s / size on. Calls with
+                               * kv_cache run without, with the same result up to rounding. Gradients of norms, of
+                               * experts, of biases of o_proj and down_proj, and of an embedding and lm_head that are
+                               * whole on each rank, are then parts too: sum them over the ranks before
+                               * te_optimizer_step (te_tensor_sequence_parallel) */
+    bool ub_overlap_ag, ub_overlap_rs, ub_overlap_rs_dgrad, ub_bulk_dgrad, ub_bulk_wgrad; /* te_parallel_options, for
+                               * all projections, and lm_head */
+} te_lm_parallel_options;
+
 /* A language model: an embedding, num_hidden_layers layers, a final RMSNorm and an lm_head. Each layer has attention
  * and a gated MLP, with an RMSNorm in front of each. Zero-initialised.
  *
@@ -70,9 +94,10 @@ typedef struct te_causal_lm_desc {
     /* Ranks that share the model (borrowed for its lifetime; te_dist has these groups). NULL => one rank. All ranks
      * make the same calls, with the same ids, except as said here. Sizes above are those of the whole model. */
     te_group *tp_group;          /* they share the heads of attention and the columns of the MLP's inner size, and
-                                  * divide num_attention_heads, num_key_value_heads and intermediate_size. Embedding,
-                                  * norms, experts and lm_head are whole on each. Sum the gradients of q_norm and k_norm
-                                  * over them before te_optimizer_step (te_tensor_sequence_parallel) */
+                                  * divide num_attention_heads, num_key_value_heads and intermediate_size; and the
+                                  * vocabulary (parallel). Norms and experts are whole on each. Sum the gradients of
+                                  * q_norm and k_norm over them before te_optimizer_step (te_tensor_sequence_parallel) */
+    te_lm_parallel_options parallel; /* how the ranks of tp_group share the vocabulary, and tokens between products */
     te_group *cp_group;          /* they share each sequence: ids and logits of a rank are its chunks
                                   * (te_get_batch_on_this_cp_rank, TE_BSHD). No caches */
     te_group *ep_group;          /* rank r has the experts r * E / n to (r + 1) * E / n - 1 of E, and n divides E. They
@@ -89,6 +114,9 @@ typedef struct te_causal_lm_desc {
  * te_module_state returns the te_causal_lm_desc with defaults filled in and all
  * pointers but those of groups NULL. TE_ERR_INVALID if sizes contradict each other. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
+/* Returns the ranks that share the columns of the logits that a call of the CausalLM m without kv_cache returns, for
+ * te_cross_entropy_desc.dist_process_group (borrowed); NULL if a call returns all columns, and for other modules. */
+TE_API te_group *te_causal_lm_logits_group(const te_module *m);
 
 /* Options of te_kv_cache_create_with; zero-initialised. */
 typedef struct te_kv_cache_desc {
@@ -144,6 +172,7 @@ typedef struct te_hf_desc {
     const struct te_dist *dist; /* the ranks that share the model (te_dist_init), by its groups tensor, context and
                                  * expert; each reads its parts of the files. The groups are borrowed for the model's
                                  * lifetime, and *dist for the call. NULL => one rank */
+    te_lm_parallel_options parallel; /* how the ranks of dist->tensor share the vocabulary, and tokens between products */
     const struct te_data_parallel_desc *units; /* makes units (te_fsdp_unit) of the layers, and one of the rest, for
                                                 * ranks that share the model; all of them must call te_hf_open. With
                                                 * TE_SHARD_PARAMETERS a rank reads its slices alone, and holds no more

@@ -202,7 +202,11 @@ TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, boo
 TE_API te_result te_backward_dw(te_module *m);
 
 /* Options of te_embedding_create. Parameter: weight [num_embeddings, embedding_dim]. Forward: ids i32 or i64 [..] ->
- * [.., embedding_dim]. */
+ * [.., embedding_dim].
+ *
+ * Ranks of parallel.tp_group share the rows (megatron.core VocabParallelEmbedding): they divide num_embeddings, and
+ * `weight` is [num_embeddings / size, embedding_dim]. All of them call with the same ids, and sum what they look up;
+ * with sequence_parallel each gets its part of the first dimension, which they divide (reduce_scatter_embeddings). */
 typedef struct te_embedding_desc {
     int64_t num_embeddings, embedding_dim; /* number of rows and of columns of the table */
     te_init init;                          /* initial values of the weight; 0 => N(0, 0.023^2). torch.nn.Embedding's
@@ -210,6 +214,7 @@ typedef struct te_embedding_desc {
     te_dtype params_dtype;                 /* format of the weight and the output: f32, f16 or bf16; 0 => bf16.
                                             * torch.nn.Embedding's default is torch.get_default_dtype() */
     te_params_device device;               /* where the weight is allocated; 0 => the context's device */
+    te_parallel_options parallel;          /* only tp_group, tp_size and sequence_parallel are read here */
     const char *name;                      /* copied; NULL => "embedding" */
 } te_embedding_desc;
 /* Creates an Embedding, which looks up rows of a table. */

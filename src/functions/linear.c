@@ -458,3 +458,27 @@ TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias) {
     call.bias = bias;
     return te__linear(&call);
 }
+
+/* Returns the logits x table^T. `p`: ranks have rows of the table each, in mode TE_PARALLEL_COLUMN; `join`: each gets
+ * the logits of all of them. `met`: as te__linear_call.met. */
+static te_tensor *te__lm_logits(te_tensor *x, te_tensor *table, const te__parallel *p, bool join, unsigned *met) {
+    te__linear_call call = TE_ZERO;
+    call.x = x;
+    call.weight = table;
+    call.parallel = *p;
+    call.met = met;
+    x = te__linear(&call);
+    return join && p->size > 1 ? te__join_parts(p->group, x, true) : x;
+}
+TE_API te_tensor *te_parallel_lm_logits(te_tensor *x, te_tensor *table, const te_parallel_lm_logits_desc *desc) {
+    te__parallel p = TE_ZERO;
+    if (!x || !te__has_desc(x->te, desc, "te_parallel_lm_logits") ||
+        !te__operand(x, table, false, "te_parallel_lm_logits") || !te__need_float(x, "te_parallel_lm_logits") ||
+        te__group_allowed(x->te, desc->tp_group, "te_parallel_lm_logits", "tp_group") != TE_OK)
+        return NULL;
+    p.group = desc->tp_group;
+    p.size = te__group_size(p.group);
+    p.mode = TE_PARALLEL_COLUMN;
+    p.sequence = desc->sequence_parallel && p.size > 1;
+    return te__lm_logits(x, table, &p, !desc->parallel_output, NULL);
+}

@@ -349,3 +349,57 @@ static te_tensor *te__gather_rows(const te__parallel *p, te_tensor *x) {
     x = te_tensor_contiguous(x);
     return te__record("gather", te__gather(p->group, x), te__gather_backward, p, sizeof(*p), &x, 1, NULL, 0);
 }
+
+static te_result te__scatter_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                      te_tensor **dx, const bool *needs) {
+    (void)saved, (void)needs;
+    dx[0] = te__gather(((const te__parallel *)state)->group, te_tensor_contiguous(dy[0]));
+    return dx[0] ? TE_OK : te_error_code(te);
+}
+/* Sums x, a new tensor that nobody else has, over the ranks. Under sequence parallelism the result is this rank's part
+ * of the first dimension. Recorded: the gradient of x is that of the whole sum. If this rank has failed, x is NULL, and
+ * all ranks return NULL. */
+static te_tensor *te__sum_rows(const te__parallel *p, te_tensor *x) {
+    te_tensor *y = x;
+    if (te__reduce_parts(p, &y, x ? TE_OK : te_error_code(p->group->te), NULL) != TE_OK) return NULL;
+    return p->sequence ? te__record("scatter", y, te__scatter_backward, p, sizeof(*p), &x, 1, NULL, 0) : y;
+}
+
+/* ---- results that each rank reads whole ---- */
+
+typedef struct te__whole_state {
+    int size, rank, dim;
+} te__whole_state;
+static te_result te__whole_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                    te_tensor **dx, const bool *needs) {
+    const te__whole_state *s = (const te__whole_state *)state;
+    const int64_t own = dy[0]->shape[s->dim] / s->size;
+    (void)saved, (void)needs;
+    dx[0] = te_tensor_contiguous(te_tensor_narrow(dy[0], s->dim, s->rank * own, own));
+    return dx[0] ? TE_OK : te_error_code(te);
+}
+/* Joins the parts x [.., N] of all ranks along the first dimension, or, with `columns`, along the last one. Each rank
+ * computes the same from the whole, so the gradient of x is its part of the whole's gradient, without a sum. If this
+ * rank has failed, x is NULL, and all ranks return NULL. */
+static te_tensor *te__join_parts(te_group *group, te_tensor *x, bool columns) {
+    te__whole_state state;
+    te_tensor *y;
+    int64_t shape[TE_MAX_DIMS], each[3];
+    x = te_tensor_contiguous(x);
+    y = te__gather(group, x);
+    if (!y) return NULL;
+    state.size = te__group_size(group);
+    state.rank = te__group_rank(group);
+    state.dim = columns ? x->ndim - 1 : 0;
+    if (columns) {
+        memcpy(shape, x->shape, sizeof(shape));
+        shape[state.dim] *= state.size;
+        each[0] = state.size;
+        each[1] = te__rows(x);
+        each[2] = te__cols(x);
+        y = te_tensor_view(y, 3, each);
+        if (each[1] > 1) y = te_tensor_contiguous(te_tensor_transpose(y, 0, 1));
+        y = te_tensor_view(y, x->ndim, shape);
+    }
+    return te__record("join_parts", y, te__whole_backward, &state, sizeof(state), &x, 1, NULL, 0);
+}

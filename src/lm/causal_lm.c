@@ -16,9 +16,14 @@ static te_tensor *te__run_plain(te_module *m, const char *name, te_forward_args 
 
 /* ---- DecoderAttention ---- */
 
+/* Returns among how many ranks the tokens between products are divided in this call. `parts`: in calls without a
+ * cache. */
+static int te__token_parts(const te_module *m, int parts) { return te__functions_of(m->te)->whole_rows ? 1 : parts; }
+
 typedef struct te__decoder_attention {
     int layer;
     te__head_facts of; /* numbers of heads and the head size */
+    int parts;   /* ranks that share the tokens between products (sequence_parallel); else 1 */
     bool norm; /* true: each query and key head is normalised */
     te_rotary_desc rotary;
     float *factors; /* NULL without longrope; otherwise an array of head_dim floats: first the list of short factors,
@@ -37,7 +42,7 @@ static te_tensor *te__project_heads(te_module *m, const te_forward_args *args, c
     in.input = args->input;
     y = te__run_child(m, proj, &in);
     shape[0] = args->input->shape[0];
-    shape[1] = args->input->shape[1];
+    shape[1] = args->input->shape[1] * te__token_parts(m, s->parts);
     shape[2] = n;
     shape[3] = s->of.head_dim;
     y = te_tensor_view(y, 4, shape);
@@ -150,6 +155,7 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     const te__context *context;
     te_tensor *y;
     te_result result;
+    const int parts = te__token_parts(m, s->parts);
     int64_t shape[3];
     char text[TE__SHAPE_TEXT];
     if (args->input->ndim != 3)
@@ -167,11 +173,11 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     }
     if (cache) {
         on_device =
-            te__kv_cache_on_device(cache, args->input->shape[1]) && te__is_plain_sdpa(te_module_find(m, "sdpa"));
+            te__kv_cache_on_device(cache, args->input->shape[1] * parts) && te__is_plain_sdpa(te_module_find(m, "sdpa"));
         if (m->te->capture && !on_device)
             return te__refuse_capture(m->te, "a call with kv_cache of a part of a model, or of one with another sdpa",
                                       "capture the CausalLM, whose sdpa has the forward of its class");
-        rotary.max_seqlen = cache->length + args->input->shape[1];
+        rotary.max_seqlen = cache->length + args->input->shape[1] * parts;
         if (!on_device) rotary.position_offset = cache->length;
         else if (!(rotary.start_positions = te__kv_cache_list(cache, 2))) return te_error_code(m->te);
     }
@@ -186,7 +192,7 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     te__share_end(&shared, outer);
     if (result != TE_OK) return te_error_code(m->te);
     y = te__run_child(m, "sdpa", &core);
-    shape[0] = args->input->shape[0];
+    shape[0] = args->input->shape[0] * parts; /* o_proj leaves this rank's part of the first dimension */
     shape[1] = args->input->shape[1];
     shape[2] = -1;
     te__hand_on(&out, args);
@@ -279,6 +285,7 @@ typedef struct te__carried_file {
 
 typedef struct te__causal_lm {
     te_causal_lm_desc desc; /* defaults filled in; all pointers but those of groups NULL */
+    bool met;               /* the ranks of tp_group have compared the model */
     te_group *world;        /* the ranks that save the model together (te_hf_save), or NULL */
     /* The fields below describe the folder that te_hf_open has read. They are NULL and 0 if the model was created
      * without a folder. */
@@ -306,13 +313,39 @@ static float te__rounded_to(float x, te_dtype dtype) {
                              : x;
 }
 
-/* ids [b, s] -> normalised hidden states [b, s, hidden]. */
+typedef struct te__decoder_model {
+    float embedding_scale; /* 0: none */
+    te_group *tokens;      /* ranks that share the tokens between products; NULL: none */
+} te__decoder_model;
+
+/* Returns the ids that embed_tokens looks up so that this rank gets its part of the tokens: as [n * b, s / n], whose
+ * first dimension n ranks divide, and of a table that is whole on each rank its part of them. */
+static te_tensor *te__ids_in_parts(te_module *m, te_tensor *ids, te_group *tokens, int parts) {
+    const te_module *table = te_module_find(m, "embed_tokens");
+    int64_t shape[2];
+    char text[TE__SHAPE_TEXT];
+    if (parts < 2) return ids;
+    if (ids->ndim != 2 || ids->shape[1] % parts)
+        return te__no_tensor(m->te, TE_ERR_SHAPE,
+                             "DecoderModel: the ids are %s, and %d ranks share the tokens (sequence_parallel) and must "
+                             "divide the second size; pad the sequences",
+                             te__shape_text(ids, text), parts);
+    shape[0] = ids->shape[0] * parts;
+    shape[1] = ids->shape[1] / parts;
+    ids = te_tensor_view(te_tensor_contiguous(ids), 2, shape);
+    shape[0] /= parts;
+    return table && table->parallel.size > 1
+               ? ids
+               : te_tensor_contiguous(te_tensor_narrow(ids, 0, te__group_rank(tokens) * shape[0], shape[0]));
+}
+/* ids [b, s] -> normalised hidden states [b, s, hidden], or of n ranks that share the tokens [b, s / n, hidden]. */
 static te_result te__decoder_model_forward(te_module *m, te_forward_args *args) {
-    const float *scale = (const float *)m->state;
+    const te__decoder_model *s = (const te__decoder_model *)m->state;
     te_module *layers = te_module_find(m, "layers");
-    te_tensor *x = te__run_on(m, "embed_tokens", args->input, args);
+    te_tensor *ids = te__ids_in_parts(m, args->input, s->tokens, te__token_parts(m, te__group_size(s->tokens))),
+              *x = ids ? te__run_on(m, "embed_tokens", ids, args) : NULL;
     int i;
-    if (x && *scale != 0.0f) x = te_scale(x, te__rounded_to(*scale, x->dtype));
+    if (x && s->embedding_scale != 0.0f) x = te_scale(x, te__rounded_to(s->embedding_scale, x->dtype));
     for (i = 0; i < te_module_num_children(layers) && x; i++) {
         te_forward_args in = TE_ZERO;
         te__hand_on(&in, args);
@@ -323,8 +356,8 @@ static te_result te__decoder_model_forward(te_module *m, te_forward_args *args) 
     }
     return te__output(m, args, te__run_on(m, "norm", x, args));
 }
-static const te_module_class te__decoder_model_class = {"DecoderModel", sizeof(float), te__decoder_model_forward, NULL,
-                                                        NULL};
+static const te_module_class te__decoder_model_class = {"DecoderModel", sizeof(te__decoder_model),
+                                                        te__decoder_model_forward, NULL, NULL};
 
 /* Returns true if the rotation of the cached keys changes when the sequence grows from `length` to `length` + `added`
  * positions. With longrope, a sequence longer than original_max_position_embeddings rotates all positions by the long
@@ -375,10 +408,66 @@ static te_result te__kv_cache_fits(te_module *m, const te_kv_cache *c, const te_
     return TE_OK;
 }
 
+/* Returns whether the ranks of tp_group share the vocabulary. */
+static bool te__vocab_is_shared(const te_causal_lm_desc *d) { return d->parallel.vocab_parallel == TE_ON; }
+
+/* Returns the last `kept` positions of x [b, s, .]. */
+static te_tensor *te__last_positions(te_tensor *x, int64_t kept) {
+    return x ? te_tensor_contiguous(te_tensor_narrow(x, 1, x->shape[1] - kept, kept)) : NULL;
+}
+/* Returns the logits of args->input, this rank's hidden states: of all ranks' tokens, [b, s, columns], where `parts`
+ * ranks share these. */
+static te_tensor *te__lm_head_logits(te_module *m, te_forward_args *args, int parts) {
+    const te_causal_lm_desc *d = &((const te__causal_lm *)m->state)->desc;
+    const bool shared = te__vocab_is_shared(d), whole = args->kv_cache || !d->parallel.parallel_output;
+    te__parallel p = TE_ZERO;
+    te_tensor *x = args->input;
+    int64_t shape[3];
+    shape[0] = x->shape[0];
+    shape[1] = x->shape[1] * parts;
+    shape[2] = -1;
+    if (d->tie_word_embeddings) {
+        if (shared) {
+            p.group = d->tp_group;
+            p.size = te__group_size(d->tp_group);
+            p.mode = TE_PARALLEL_COLUMN;
+            p.sequence = parts > 1;
+        }
+        x = te__lm_logits(x, te_module_parameter(te_module_find(m, "model.embed_tokens"), "weight"), &p, false,
+                          &m->met);
+    } else
+        x = te__run_plain(m, "lm_head", args);
+    if (!shared) x = parts > 1 ? te__join_parts(d->tp_group, x, false) : x;
+    else if (whole) x = te__join_parts(d->tp_group, x, true);
+    return x && parts > 1 ? te_tensor_view(x, 3, shape) : x;
+}
+
+/* Compares models and calls of the ranks of tp_group before the first exchange. If one rank fails, all ranks fail. */
+static te_result te__causal_lm_meets(te_module *m, const te_forward_args *args, te_result result) {
+    te__causal_lm *s = (te__causal_lm *)m->state;
+    const te_causal_lm_desc *d = &s->desc;
+    const te_lm_parallel_options *p = &d->parallel;
+    char what[384] = "", text[TE__SHAPE_TEXT];
+    if (te__is_unallocated(args->input) || !te__group_compares(d->tp_group, s->met)) return result;
+    if (result == TE_OK)
+        snprintf(what, sizeof(what),
+                 "CausalLM of %d layers, hidden_size %lld, vocab_size %lld, of ids %s; vocab_parallel %s, "
+                 "parallel_output %s, sequence_parallel %s",
+                 d->num_hidden_layers, (long long)d->hidden_size, (long long)d->vocab_size,
+                 te__shape_text(args->input, text), te__vocab_is_shared(d) ? "on" : "off",
+                 p->parallel_output ? "true" : "false", p->sequence_parallel ? "true" : "false");
+    result = te__group_compare(d->tp_group, what, result);
+    s->met = s->met || result == TE_OK;
+    return result;
+}
 static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
     const te_causal_lm_desc *d = &((const te__causal_lm *)m->state)->desc;
+    te__functions_state *f = te__functions_of(m->te);
+    const bool whole_rows = f->whole_rows,
+               keeps = args->logits_to_keep > 0 && args->logits_to_keep < args->input->shape[1];
     te_forward_args in = TE_ZERO;
     te_tensor *x;
+    int parts;
     te_result result = TE_OK;
     char text[TE__SHAPE_TEXT];
     if (args->input->ndim != 2 || te__numel(args->input) == 0)
@@ -397,20 +486,20 @@ static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
         te__rotation_range(&d->sliding_rotary, length, added, &least, &most);
         if (result == TE_OK) result = te__kv_cache_begin(args->kv_cache, added, least, most);
     }
+    result = te__causal_lm_meets(m, args, result);
     if (result != TE_OK) return result;
     te__hand_on(&in, args);
     in.input = args->input;
+    f->whole_rows = whole_rows || args->kv_cache; /* a step has a token or a few, which ranks need not divide */
+    parts = te__token_parts(m, d->parallel.sequence_parallel ? te__group_size(d->tp_group) : 1);
     x = te__run_child(m, "model", &in);
-    if (!x) return te_error_code(m->te);
-    if (args->logits_to_keep > 0 && args->logits_to_keep < args->input->shape[1])
-        x = te_tensor_contiguous(
-            te_tensor_narrow(x, 1, args->input->shape[1] - args->logits_to_keep, args->logits_to_keep));
-    if (!x) return te_error_code(m->te);
+    if (x && parts == 1 && keeps) x = te__last_positions(x, args->logits_to_keep);
     in.input = x;
-    x = d->tie_word_embeddings
-            ? te_linear(x, te_module_parameter(te_module_find(m, "model.embed_tokens"), "weight"), NULL)
-            : te__run_plain(m, "lm_head", &in);
-    if (x && d->final_logit_softcapping != 0.0f) x = te_softcap(x, d->final_logit_softcapping);
+    if (x) x = te__lm_head_logits(m, &in, parts);
+    if (x && parts > 1 && keeps) x = te__last_positions(x, args->logits_to_keep);
+    f->whole_rows = whole_rows;
+    if (!x) return te_error_code(m->te);
+    if (d->final_logit_softcapping != 0.0f) x = te_softcap(x, d->final_logit_softcapping);
     if (x && args->kv_cache) result = te__kv_cache_end(args->kv_cache, args->input->shape[1]);
     return result == TE_OK ? te__output(m, args, x) : result;
 }
@@ -423,6 +512,11 @@ static void te__causal_lm_destroy(te_module *m) {
 }
 static const te_module_class te__causal_lm_class = {"CausalLM", sizeof(te__causal_lm), te__causal_lm_forward,
                                                     te__causal_lm_destroy, NULL};
+TE_API te_group *te_causal_lm_logits_group(const te_module *m) {
+    const te_causal_lm_desc *d =
+        m && m->cls == &te__causal_lm_class ? &((const te__causal_lm *)m->state)->desc : NULL;
+    return d && te__vocab_is_shared(d) && d->parallel.parallel_output ? d->tp_group : NULL;
+}
 
 /* Makes the tensors of a layer, of which `shape` is that of the keys. Returns false on failure. */
 static bool te__kv_layer_make(te_ctx *te, te__kv_layer *l, te_dtype dtype, const int64_t shape[4]) {
@@ -514,6 +608,12 @@ static void te__add_linear(te_module *parent, const te_causal_lm_desc *d, const 
     if (te__group_size(d->tp_group) > 1 && mode != TE_PARALLEL_NONE) {
         l.parallel.parallel_mode = mode;
         l.parallel.tp_group = d->tp_group;
+        l.parallel.sequence_parallel = d->parallel.sequence_parallel;
+        l.parallel.ub_overlap_ag = d->parallel.ub_overlap_ag;
+        l.parallel.ub_overlap_rs = d->parallel.ub_overlap_rs;
+        l.parallel.ub_overlap_rs_dgrad = d->parallel.ub_overlap_rs_dgrad;
+        l.parallel.ub_bulk_dgrad = d->parallel.ub_bulk_dgrad;
+        l.parallel.ub_bulk_wgrad = d->parallel.ub_bulk_wgrad;
     }
     l.name = name;
     l.in_features = in;
@@ -524,16 +624,28 @@ static void te__add_linear(te_module *parent, const te_causal_lm_desc *d, const 
     l.gemm.init = d->init;
     te__adopt(parent, name, te_linear_create(parent->te, &l));
 }
-/* Adds a Linear without bias whose weight is never stored quantized. */
-static void te__add_plain_linear(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in,
-                                 int64_t out) {
+/* Marks parameters of which each rank has the gradient by its own tokens. */
+static bool te__mark_by_tokens(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)user, (void)m, (void)path;
+    if (kind == TE_ENTRY_PARAMETER) te_tensor_set_sequence_parallel(x, true);
+    return true;
+}
+/* Marks the parameters of m if ranks share the tokens between products, and m has its own alone. */
+static void te__takes_own_tokens(te_module *m, const te_causal_lm_desc *d) {
+    if (m && d->parallel.sequence_parallel) te_module_visit_tensors(m, te__mark_by_tokens, NULL);
+}
+/* Adds lm_head: a Linear without bias whose weight is never stored quantized. */
+static void te__add_lm_head(te_module *parent, const te_causal_lm_desc *d) {
+    static const char name[] = "lm_head";
     te_quantized_model_init_desc off = TE_ZERO;
     te_module *m;
     off.disabled = true;
     if (te_quantized_model_init_begin(parent->te, &off) != TE_OK) return;
-    te__add_linear(parent, d, name, in, out, false, TE_PARALLEL_NONE);
+    te__add_linear(parent, d, name, d->hidden_size, d->vocab_size, false,
+                   te__vocab_is_shared(d) ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
     te_quantized_model_init_end(parent->te);
     m = te_module_find(parent, name);
+    if (!te__vocab_is_shared(d)) te__takes_own_tokens(m, d);
     if (m) m->entries[0].product_weight = false; /* so a meta weight stays unquantized when it gets
                                                   * memory */
 }
@@ -545,6 +657,7 @@ static void te__add_norm(te_module *parent, const te_causal_lm_desc *d, const ch
     n.norm.zero_centered_gamma = d->zero_centered_gamma;
     n.params_dtype = d->params_dtype;
     n.device = d->device;
+    n.parallel.sequence_parallel = d->parallel.sequence_parallel;
     te__adopt(parent, name, te_rmsnorm_create(parent->te, &n));
 }
 
@@ -561,6 +674,7 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     s->of.heads = d->num_attention_heads / te__group_size(d->tp_group);
     s->of.groups = d->num_key_value_heads / te__group_size(d->tp_group);
     s->of.head_dim = d->head_dim;
+    s->parts = d->parallel.sequence_parallel ? te__group_size(d->tp_group) : 1;
     te_module_set_attribute(m, TE__HEAD_FACTS, &s->of, NULL);
     s->norm = d->qk_norm;
     s->rotary.base = r->base;
@@ -647,7 +761,8 @@ static te_module *te__decoder_layer_create(te_ctx *te, const te_causal_lm_desc *
         te__add_norm(m, d, "post_feedforward_layernorm", d->hidden_size);
     }
     if (d->num_local_experts && !(d->dense_layers && d->dense_layers[layer]))
-        te__adopt(m, "block_sparse_moe", te__decoder_experts_create(te, d));
+        te__adopt(m, "block_sparse_moe", te__decoder_experts_create(te, d)),
+            te__takes_own_tokens(te_module_find(m, "block_sparse_moe"), d);
     else te__adopt(m, "mlp", te__decoder_mlp_create(te, d));
     return te__close_part(m, outer);
 }
@@ -655,15 +770,23 @@ static te_module *te__decoder_layer_create(te_ctx *te, const te_causal_lm_desc *
 static te_module *te__decoder_model_create(te_ctx *te, const te_causal_lm_desc *d) {
     te_embedding_desc table = TE_ZERO;
     te_module *outer, *m = te__open_part(te, &te__decoder_model_class, "model", &outer), *list;
+    te__decoder_model *s;
     int i;
     if (!m) return NULL;
-    *(float *)m->state = d->embedding_scale;
+    s = (te__decoder_model *)m->state;
+    s->embedding_scale = d->embedding_scale;
+    s->tokens = d->parallel.sequence_parallel ? d->tp_group : NULL;
     table.num_embeddings = d->vocab_size;
     table.embedding_dim = d->hidden_size;
     table.params_dtype = d->params_dtype;
     table.device = d->device;
     table.init = d->init;
+    if (te__vocab_is_shared(d)) {
+        table.parallel.tp_group = d->tp_group;
+        table.parallel.sequence_parallel = d->parallel.sequence_parallel;
+    }
     te__adopt(m, "embed_tokens", te_embedding_create(te, &table));
+    if (!te__vocab_is_shared(d)) te__takes_own_tokens(te_module_find(m, "embed_tokens"), d);
     list = te_module_create(te, &te__list_class, "layers");
     te__adopt(m, "layers", list);
     for (i = 0; i < d->num_hidden_layers && te_error_code(te) == TE_OK; i++) {
@@ -711,6 +834,17 @@ static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
                           "%s: tp_group has %d ranks, and there are %d heads, %d of keys and values, and "
                           "intermediate_size %lld; the ranks must divide each",
                           who, ranks, d->num_attention_heads, d->num_key_value_heads, (long long)d->intermediate_size);
+    if (!te__is_switch(d->parallel.vocab_parallel))
+        return te__not_ok(te, TE_ERR_INVALID, "%s: parallel.vocab_parallel is %d; TE_DEFAULT, TE_ON and TE_OFF are possible",
+                          who, (int)d->parallel.vocab_parallel);
+    if (d->parallel.vocab_parallel == TE_ON && d->vocab_size % ranks)
+        return te__not_ok(te, TE_ERR_INVALID,
+                          "%s: tp_group has %d ranks, and vocab_size is %lld; the ranks must divide it to share it "
+                          "(vocab_parallel): pad the vocabulary, or leave the option to its default",
+                          who, ranks, (long long)d->vocab_size);
+    d->parallel.vocab_parallel =
+        ranks > 1 && te__switch(d->parallel.vocab_parallel, d->vocab_size % ranks == 0) ? TE_ON : TE_OFF;
+    d->parallel.sequence_parallel = d->parallel.sequence_parallel && ranks > 1;
     ranks = te__group_size(d->ep_group);
     if (d->num_local_experts % ranks || (ranks > 1 && !d->num_local_experts))
         return te__not_ok(te, TE_ERR_INVALID,
@@ -754,13 +888,14 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
     m = te__begin_part(te__module_named(te, &te__causal_lm_class, d.name, "causal_lm"), &outer);
     if (!m) return NULL;
     te__adopt(m, "model", te__decoder_model_create(te, &d));
-    if (!d.tie_word_embeddings) te__add_plain_linear(m, &d, "lm_head", d.hidden_size, d.vocab_size);
+    if (!d.tie_word_embeddings) te__add_lm_head(m, &d);
     s = (te__causal_lm *)m->state;
     s->desc = d;
     s->desc.sliding_layers = s->desc.dense_layers = NULL;
     s->desc.rotary.scaling.short_factor = s->desc.rotary.scaling.long_factor = NULL;
     s->desc.sliding_rotary.scaling.short_factor = s->desc.sliding_rotary.scaling.long_factor = NULL;
     s->desc.name = NULL;
+    te__module_shares(m, d.tp_group);
     if (d.tie_word_embeddings) s->facts.table = "model.embed_tokens";
     te_module_set_attribute(m, TE__MODEL_FACTS, &s->facts, NULL);
     return te__close_part(m, outer);

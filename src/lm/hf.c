@@ -62,6 +62,7 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     d.device = TE_PARAMS_META;
     d.init.no_init = true;
     if (desc && desc->dist) te__hf_take_groups(&d, desc->dist);
+    if (desc) d.parallel = desc->parallel;
     if (desc && desc->units && !te__hf_units_go(f, &d, desc->units)) return NULL;
     f->model = te__hf_create(f, &d);
     if (!f->model) return NULL;

@@ -70,6 +70,11 @@ static te_module *te__lora_create_grouped(const te__lora_site *site, const te__l
  * lora_embedding_A. */
 static te_module *te__lora_create_table(const te__lora_site *site, const te__lora_adapter *a, te_params_device device) {
     te_embedding_desc d = TE_ZERO;
+    if (site->owner->parallel.size > 1)
+        return te__no_module(site->owner->te, TE_ERR_UNSUPPORTED,
+                             "te_lora_apply: \"%s\" is an Embedding whose rows %d ranks share, and its adapter would "
+                             "need all rows; leave it out of target_modules, or make the model with vocab_parallel off",
+                             site->owner->name, site->owner->parallel.size);
     d.num_embeddings = a->in;
     d.embedding_dim = a->out;
     d.name = a->name;

@@ -367,6 +367,7 @@ static void te__split_mark(te_module *m, te_tensor *x, te_parallel_mode mode, co
 static te__parallel te__parallel_as(const te_module *m, te_parallel_mode mode) {
     te__parallel p = m->parallel;
     p.mode = mode;
+    p.sequence = p.sequence && !te__functions_of(m->te)->whole_rows;
     return p;
 }
 /* ---- the weight and the bias of a GEMM, each stored as one parameter or split into several ---- */

@@ -562,11 +562,19 @@ TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_line
 /* ---- Embedding ---- */
 
 static te_result te__embedding_forward(te_module *m, te_forward_args *args) {
-    return te__output(m, args, te_embedding_lookup(te_module_parameter(m, "weight"), args->input));
+    const te__parallel p = te__parallel_as(m, TE_PARALLEL_COLUMN);
+    te_tensor *table = te_module_parameter(m, "weight");
+    if (p.size < 2) return te__output(m, args, te_embedding_lookup(table, args->input));
+    if (te__parallel_ready(m) != TE_OK) return TE_ERR_STATE;
+    return te__output(m, args,
+                      te__sum_rows(&p, te__embedding(table, args->input,
+                                                     ((const te_embedding_desc *)m->state)->num_embeddings,
+                                                     table ? te__group_rank(p.group) * table->shape[0] : 0, false,
+                                                     "te_embedding_lookup")));
 }
 static te_result te__embedding_reset(te_module *m) {
     return te__init_weight(m, te_module_parameter(m, "weight"), &((te_embedding_desc *)m->state)->init,
-                           TE_PARALLEL_NONE, NULL);
+                           TE_PARALLEL_COLUMN, NULL);
 }
 static const te_module_class te__embedding_class = {"Embedding", sizeof(te_embedding_desc), te__embedding_forward, NULL,
                                                     te__embedding_reset};
@@ -578,7 +586,11 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
         return NULL;
     m = te__module_with_desc(te, &te__embedding_class, desc, desc->name, "embedding");
     if (!m) return NULL;
-    te__params_on(m, desc->device);
-    te__add_weight(m, "weight", desc->params_dtype, desc->num_embeddings, desc->embedding_dim);
+    if (te__parallel_open(m, &desc->parallel, TE_PARALLEL_COLUMN) &&
+        te__divides(m, "num_embeddings", desc->num_embeddings)) {
+        te__params_on(m, desc->device);
+        te__add_weight(m, "weight", desc->params_dtype, te__per_rank(m, desc->num_embeddings), desc->embedding_dim);
+        te__split_mark(m, te_module_parameter(m, "weight"), TE_PARALLEL_COLUMN, NULL);
+    }
     return te__module_built(m);
 }

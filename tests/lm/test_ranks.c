@@ -11,10 +11,15 @@ typedef struct lm_case {
     te_recipe (*recipe)(void); /* NULL: f32 */
     int batches;               /* of a step; 0: 1 */
     double limit;              /* of a loss, of itself; ten times that, of a norm of gradients; 0: 1e-4 */
+    int vocabulary;            /* 0: LM_VOCABULARY, which no ranks divide */
+    te_lm_parallel_options parallel;
+    bool checkpoint;           /* layers run again in the backward pass */
 } lm_case;
 
+static int vocabulary_of(const lm_case *c) { return c->vocabulary ? c->vocabulary : LM_VOCABULARY; }
+
 static te_module *make_lm(te_ctx *te, const lm_case *c, const te_dist *dist) {
-    te_causal_lm_desc d = {.vocab_size = LM_VOCABULARY,
+    te_causal_lm_desc d = {.vocab_size = vocabulary_of(c),
                            .hidden_size = 32,
                            .intermediate_size = 64,
                            .num_hidden_layers = 2,
@@ -30,15 +35,18 @@ static te_module *make_lm(te_ctx *te, const lm_case *c, const te_dist *dist) {
                            .num_experts_per_tok = c->experts ? 2 : 0,
                            .params_dtype = c->recipe ? TE_BF16 : TE_F32};
     if (dist) d.tp_group = dist->tensor, d.cp_group = dist->context, d.ep_group = dist->expert;
+    d.parallel = c->parallel;
     te_seed(te, 21);
-    return te_causal_lm_create(te, &d);
+    te_module *m = te_causal_lm_create(te, &d);
+    for (int i = 0; i < 2 && c->checkpoint; i++) te_module_set_checkpoint(te_module_find(m, i ? "model.layers.1" : "model.layers.0"), true);
+    return m;
 }
 /* The loss of one sequence; `context`: this rank's part of it; `world`: the ranks that have one history of amaxes. */
 static te_tensor *loss_of(te_module *m, const lm_case *c, int sequence, te_group *context, te_group *world) {
     te_ctx *te = te_module_ctx(m);
     const te_recipe recipe = c->recipe ? c->recipe() : te_recipe_current_scaling();
     int32_t ids[LM_LENGTH + 1];
-    for (int i = 0; i <= LM_LENGTH; i++) ids[i] = (sequence * 13 + i * i * 7 + i) % LM_VOCABULARY;
+    for (int i = 0; i <= LM_LENGTH; i++) ids[i] = (sequence * 13 + i * i * 7 + i) % vocabulary_of(c);
     te_tensor *part[2];
     for (int k = 0; k < 2; k++) {
         part[k] = te_tensor_from_host(te, TE_I32, SHAPE(1, LM_LENGTH), ids + k);
@@ -48,7 +56,7 @@ static te_tensor *loss_of(te_module *m, const lm_case *c, int sequence, te_group
     te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .disabled = !c->recipe, .amax_group = world});
     te_tensor *logits = te_forward(m, part[0]);
     te_autocast_end(te);
-    te_tensor *each = te_cross_entropy(logits, part[1], &(te_cross_entropy_desc){.no_reduce_loss = true});
+    te_tensor *each = te_cross_entropy(logits, part[1], &(te_cross_entropy_desc){.no_reduce_loss = true, .dist_process_group = te_causal_lm_logits_group(m)});
     return te_scale(te_mean_all(each), (float)te_tensor_numel(part[1]) / LM_LENGTH);
 }
 
@@ -130,7 +138,18 @@ TE_TEST(models_that_ranks_share) {
                  {4, {.ep = 2, .experts = true}},
                  {4, {.ep = 2, .tp = 2, .experts = true}},
                  {4, {.ep = 2, .cp = 2, .experts = true}},
-                 {2, {.tp = 2, .experts = true}}};
+                 {2, {.tp = 2, .experts = true}},
+                 /* a vocabulary and tokens that ranks share */
+                 {2, {.tp = 2, .vocabulary = 38}},
+                 {2, {.tp = 2, .vocabulary = 38, .tied = true, .parallel = {.parallel_output = true}}},
+                 {2, {.tp = 2, .qk_norm = true, .parallel = {.sequence_parallel = true}}},
+                 {2, {.tp = 2, .tied = true, .parallel = {.sequence_parallel = true}}},
+                 {2, {.tp = 2, .vocabulary = 38, .checkpoint = true, .parallel = {.sequence_parallel = true, .parallel_output = true}}},
+                 {4, {.tp = 2, .vocabulary = 38, .tied = true, .parallel = {.sequence_parallel = true}}},
+                 {4, {.tp = 2, .cp = 2, .vocabulary = 38, .parallel = {.sequence_parallel = true, .parallel_output = true}}},
+                 {4, {.tp = 2, .ep = 2, .experts = true, .vocabulary = 38, .parallel = {.sequence_parallel = true, .parallel_output = true}}},
+                 {2, {.tp = 2, .vocabulary = 38, .parallel = {.sequence_parallel = true, .vocab_parallel = TE_OFF}}},
+                 {2, {.tp = 2, .vocabulary = 38, .parallel = {.sequence_parallel = true, .ub_overlap_ag = true, .ub_overlap_rs = true, .ub_overlap_rs_dgrad = true, .ub_bulk_dgrad = true}}}};
     for (int i = 0; i < COUNT(cases); i += test_every_sanitized(2)) {
         test_case("%d ranks, tp %d, cp %d, ep %d", cases[i].size, cases[i].c.tp, cases[i].c.cp, cases[i].c.ep);
         run_ranks(cases[i].size, lm_rank, &cases[i].c);

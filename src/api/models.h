@@ -190,9 +190,13 @@ typedef struct te_hf_desc {
  * stay in host memory as long as the model lives, for te_hf_save. The files that te_hf_save copies stay there too. If
  * one of these files has more than 256 MiB, the error is TE_ERR_IO.
  *
- * With desc->units, weights that are stored quantized or that dist->tensor divides, and tensors that the files have
- * transposed, are gathered from all ranks, each of which reads a part of the bytes; with less than TE_SHARD_PARAMETERS
- * all tensors are. If one rank of units->group fails, all do.
+ * A rank of dist->tensor reads its own rows of the files: of the embedding, of lm_head, and of projections whose outputs
+ * the ranks divide. Of weights that are stored quantized, of o_proj and of down_proj, it reads the whole tensor, one at
+ * a time.
+ *
+ * With desc->units, weights that are stored quantized, weights whose columns dist->tensor divides (o_proj, down_proj),
+ * and tensors that the files have transposed, are gathered from all ranks, each of which reads a part of the bytes; with
+ * less than TE_SHARD_PARAMETERS all tensors are, but for rows that dist->tensor divides. If one rank of units->group fails, all do.
  *
  * Nothing in the folder is trusted. On an error the result is NULL, and the message names the file, the key or tensor,
  * the value found and the value expected.

@@ -471,6 +471,75 @@ static bool te__hf_keep(te__hf_folder *f) {
     return true;
 }
 
+/* Reads elements of the file tensors of a group, which lie behind each other, from number `from` on into dst, a vector,
+ * and casts them to its format. */
+static te_result te__hf_read_range(te__hf_folder *f, const te__lm_group *g, int64_t from, te_tensor *dst) {
+    const int64_t end = from + te__numel(dst);
+    te_result result = TE_OK;
+    int64_t at = 0;
+    int i;
+    for (i = 0; i < g->count[TE__LM_FILE] && result == TE_OK && at < end; i++) {
+        char name[TE__LM_NAME];
+        const te_safetensors_entry *e;
+        int64_t numel, first, last, size;
+        te_tensor *part, *into;
+        int shard;
+        te__lm_member(g, TE__LM_FILE, i, name);
+        e = te__hf_find(f, name, &shard);
+        size = te__dtype_size(e->dtype);
+        numel = (int64_t)e->bytes / size;
+        first = te__max(from, at) - at;
+        last = te__min(end, at + numel) - at;
+        if (first < last) {
+            part = te__alias_1d(dst, (at + first - from) * te__dtype_size(dst->dtype), dst->dtype, last - first);
+            into = part && e->dtype != dst->dtype ? te__empty_1d(f->te, e->dtype, last - first) : part;
+            if (!into) return te_error_code(f->te);
+            te__touch(into);
+            result = te__st_load_part(f->shards[shard].file, (const te__st_entry *)(const void *)e,
+                                      (uint64_t)(first * size), into, 0, (uint64_t)((last - first) * size));
+            if (result == TE_OK && into != part) result = te_tensor_copy(part, into);
+        }
+        at += numel;
+    }
+    return result;
+}
+/* Returns whether the files have this rank's elements of each parameter of a group in the parameter's own order, behind
+ * each other, and as numbers: whole parameters, or rows that ranks divide. */
+static bool te__hf_by_rows(const te__lm_group *g, te_module *m) {
+    int i;
+    for (i = 0; i < g->count[TE__LM_MODEL]; i++) {
+        const te_tensor *x = te__lm_model_tensor(g, m, i);
+        const te__split *s = te__lm_split(x);
+        if (x->quantized || (s && (s->dim != 0 || s->sharding.num_blocks))) return false;
+    }
+    return !g->rule->transposed;
+}
+/* Returns the number that the first element of parameter `place` of a group, by rows, has among those of the file. */
+static int64_t te__hf_first_element(const te__lm_group *g, te_module *m, int place) {
+    const te_tensor *x = te__lm_model_tensor(g, m, place);
+    const te__split *s = te__lm_split(x);
+    int64_t first = s ? te__group_rank(s->group) * te__numel(x) : 0;
+    int i;
+    for (i = 0; i < place; i++) {
+        x = te__lm_model_tensor(g, m, i);
+        first += te__numel(x) * (te__lm_split(x) ? te__lm_split(x)->size : 1);
+    }
+    return first;
+}
+/* Reads this rank's elements of the parameters of a group, by rows. */
+static te_result te__hf_load_rows(te__hf_folder *f, const te__lm_group *g) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < g->count[TE__LM_MODEL] && result == TE_OK; i++) {
+        te_tensor *x = te__lm_model_tensor(g, f->model, i);
+        te__frame_begin(f->te);
+        x = te__alias_1d(x, 0, x->dtype, te__numel(x));
+        result = x ? te__hf_read_range(f, g, te__hf_first_element(g, f->model, i), x) : te_error_code(f->te);
+        te__frame_end(f->te, NULL, 0);
+    }
+    return result;
+}
+
 /* Reads the file tensors of the group g (te__lm_group), and sets the group's parameters from them. */
 static te_result te__hf_load_group(te__hf_folder *f, const te__lm_group *g) {
     const int n = g->count[TE__LM_FILE];
@@ -502,5 +571,6 @@ static bool te__hf_load(void *user, te_module *m, const char *path, te_tensor *x
     e = te__hf_find(f, name, &shard);
     if (te__lm_is_whole(&g) && !x->quantized && e->dtype == x->dtype && !(te__lm_split(x) && x->split->dim >= 0))
         return te_safetensors_read_into(f->shards[shard].file, name, x) == TE_OK;
+    if (te__lm_split(x) && te__hf_by_rows(&g, f->model)) return te__hf_load_rows(f, &g) == TE_OK;
     return te__hf_load_group(f, &g) == TE_OK;
 }

@@ -1,8 +1,8 @@
 /* lm/units.c: opens and writes the weights of a model folder unit by unit, for ranks that each keep a slice of every
  * parameter. No rank holds more than its slices and one unit. This file must not depend on what a model computes.
  *
- * Opening: a rank reads its slices from the files. Weights that are stored quantized, that tensor-parallel ranks
- * divide, or that the files have transposed, are needed whole: each rank reads a part of the bytes, and the ranks
+ * Opening: a rank reads its slices from the files. Weights that are stored quantized, whose columns tensor-parallel
+ * ranks divide, or that the files have transposed, are needed whole: each rank reads a part of the bytes, and the ranks
  * gather them.
  *
  * Writing: the ranks share the files' tensors. Each writes one file, in the order in which units are gathered; all
@@ -16,38 +16,6 @@ static int te__hf_group_of(const te__lm_rule *names, te_module *m, const char *n
     const int place = te__lm_group_of(names, m, name, g);
     if (place > 0 && te__lm_member(g, TE__LM_MODEL, 0, first)) te__lm_group_of(names, m, first, g);
     return place;
-}
-/* Reads elements of the file tensors of a group, which lie behind each other, from number `from` on into dst, a vector,
- * and casts them to its format. */
-static te_result te__hf_read_range(te__hf_folder *f, const te__lm_group *g, int64_t from, te_tensor *dst) {
-    const int64_t end = from + te__numel(dst);
-    te_result result = TE_OK;
-    int64_t at = 0;
-    int i;
-    for (i = 0; i < g->count[TE__LM_FILE] && result == TE_OK && at < end; i++) {
-        char name[TE__LM_NAME];
-        const te_safetensors_entry *e;
-        int64_t numel, first, last, size;
-        te_tensor *part, *into;
-        int shard;
-        te__lm_member(g, TE__LM_FILE, i, name);
-        e = te__hf_find(f, name, &shard);
-        size = te__dtype_size(e->dtype);
-        numel = (int64_t)e->bytes / size;
-        first = te__max(from, at) - at;
-        last = te__min(end, at + numel) - at;
-        if (first < last) {
-            part = te__alias_1d(dst, (at + first - from) * te__dtype_size(dst->dtype), dst->dtype, last - first);
-            into = part && e->dtype != dst->dtype ? te__empty_1d(f->te, e->dtype, last - first) : part;
-            if (!into) return te_error_code(f->te);
-            te__touch(into);
-            result = te__st_load_part(f->shards[shard].file, (const te__st_entry *)(const void *)e,
-                                      (uint64_t)(first * size), into, 0, (uint64_t)((last - first) * size));
-            if (result == TE_OK && into != part) result = te_tensor_copy(part, into);
-        }
-        at += numel;
-    }
-    return result;
 }
 /* Reads a tensor of the files. Each rank of the group reads a part of it. */
 static te_tensor *te__hf_read_shared(te__hf_folder *f, te_group *group, const char *name) {
@@ -75,9 +43,9 @@ typedef struct te__hf_unit {
     te_group *group;
     bool slices; /* parameters are sharded */
 } te__hf_unit;
-/* Returns whether a parameter can be read by slices: the files have its elements in its own order, and as numbers. */
-static bool te__hf_by_slices(const te__hf_unit *u, const te_tensor *x, const te__lm_group *g) {
-    return u->slices && !x->quantized && !te__lm_split(x) && !g->rule->transposed;
+/* Returns whether a parameter can be read by slices. */
+static bool te__hf_by_slices(const te__hf_unit *u, const te__lm_group *g) {
+    return u->slices && te__hf_by_rows(g, u->f->model);
 }
 /* Returns whether m belongs to the unit of u->module, which is made already, or is about to be made: after the units
  * below it. */
@@ -96,8 +64,9 @@ static bool te__hf_load_whole(void *user, te_module *m, const char *path, te_ten
     bool fine;
     int i, n;
     if (kind != TE_ENTRY_PARAMETER || !te__hf_in_unit(u, m) ||
-        te__lm_group_of(u->f->names, u->f->model, path, &g) > 0 || te__hf_by_slices(u, x, &g))
+        te__lm_group_of(u->f->names, u->f->model, path, &g) > 0 || te__hf_by_slices(u, &g))
         return true;
+    if (te__lm_split(x) && te__hf_by_rows(&g, u->f->model)) return te__hf_load_rows(u->f, &g) == TE_OK;
     n = g.count[TE__LM_FILE];
     parts = (te_tensor **)te__alloc_zero(te, (size_t)n * sizeof(te_tensor *));
     fine = parts != NULL;
@@ -119,16 +88,14 @@ static bool te__hf_load_slice(void *user, te_module *m, const char *path, te_ten
     te_ctx *te = m->te;
     te__lm_group g;
     te_tensor *to;
-    int64_t before = 0;
     bool fine;
-    int i, place;
+    int place;
     if (kind != TE_ENTRY_PARAMETER || !s || !te__hf_in_unit(u, m)) return true;
     place = te__hf_group_of(u->f->names, u->f->model, path, &g);
-    if (!te__hf_by_slices(u, x, &g) || s->length == 0) return true;
-    for (i = 0; i < place; i++) before += te__numel(te__lm_model_tensor(&g, u->f->model, i));
+    if (!te__hf_by_slices(u, &g) || s->length == 0) return true;
     te__frame_begin(te);
     to = te__shard_value(s);
-    fine = to && te__hf_read_range(u->f, &g, before + s->start, to) == TE_OK;
+    fine = to && te__hf_read_range(u->f, &g, te__hf_first_element(&g, u->f->model, place) + s->start, to) == TE_OK;
     te__frame_end(te, NULL, 0);
     s->version++;
     s->written_at = ++te->writes;

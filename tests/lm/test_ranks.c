@@ -162,7 +162,8 @@ TE_TEST(models_that_ranks_share) {
 TE_TEST(models_that_ranks_share_under_recipes) {
     static te_recipe (*const recipes[])(void) = {NULL, te_recipe_delayed_scaling, te_recipe_current_scaling,
                                                  te_recipe_block_scaling, te_recipe_mxfp8, te_recipe_nvfp4};
-    static const lm_case ways[] = {{.tp = 2}, {.cp = 2}, {.ep = 2, .experts = true}, {.tp = 2, .cp = 2}};
+    static const lm_case ways[] = {{.tp = 2}, {.cp = 2}, {.ep = 2, .experts = true}, {.tp = 2, .cp = 2},
+                                   {.tp = 2, .vocabulary = 38, .parallel = {.sequence_parallel = true, .parallel_output = true}}};
     for (int i = 0; i < COUNT(recipes); i++)
         for (int way = 0; way < COUNT(ways); way++) {
             lm_case c = ways[way];

@@ -23,7 +23,10 @@
  * an all_gather of 512 bytes, and the host waits for it. The exchange takes place:
  *   - before the first GEMM of a module under tensor parallelism
  *   - before the first attention of a module under context parallelism
- *   - with TE_DEBUG_SYNC=1 on all ranks, before every such GEMM and attention
+ *   - before the first call of experts that ranks share, and the first one after te_set_max_dispatch_tokens
+ *   - before the first call of a CausalLM with tp_group
+ *   - before the first exchange of gradients of a model's units (api/sharding.h): the recipe under which it has run
+ *   - with TE_DEBUG_SYNC=1 on all ranks, before every such GEMM, attention and call
  *   - never in a capture
  *
  * Errors. If a rank's own arguments are wrong, its call fails before it reaches a custom group. The other ranks may

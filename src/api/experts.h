@@ -129,7 +129,8 @@ typedef struct te_moe_backend {
  * The experts of a rank have room for size * tokens * K rows. Experts of the backend "torch" run as "torch_mm".
  * 0, the initial value => the host waits. A capture then takes the largest number of tokens of the module's last call,
  * if the dispatcher is "torch".
- * TE_ERR_INVALID for a negative number. A call with more tokens: TE_ERR_SHAPE. */
+ * TE_ERR_INVALID for a negative number. A call with more tokens: TE_ERR_SHAPE. The next call that is not in a capture
+ * compares the numbers of all ranks, for which the host waits: TE_ERR_STATE, with two of them, if they differ. */
 TE_API te_result te_set_max_dispatch_tokens(te_module *m, int64_t tokens);
 
 /* Creates a Gate, which chooses experts and computes router weights for each token. Owned by the caller.

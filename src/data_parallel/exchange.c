@@ -229,6 +229,7 @@ static te_result te__bucket_begin(te__bucket *b) {
         result = te__unit_meets(u->module, &u->desc);
         u->met = result == TE_OK && !te->warming && !te->capture;
     }
+    if (result == TE_OK) result = te__units_meet_recipes(u);
     b->had = (te_dtype *)te__alloc_zero(te, (size_t)b->n * sizeof(te_dtype));
     grads = (te_tensor **)te__alloc_zero(te, (size_t)b->n * sizeof(te_tensor *));
     if (result == TE_OK && (!b->had || !grads)) result = TE_ERR_OUT_OF_MEMORY;

@@ -32,6 +32,7 @@ typedef struct te__dp_unit {
     bool reached; /* the last backward pass has written a gradient of the unit */
     bool chosen;  /* chosen by te__units_choose */
     bool met;     /* the ranks have compared the unit */
+    bool recipe_met; /* and the recipe under which its model has run */
     te_fsdp_state state;
     uint64_t exchanged_at; /* the value of te->writes after the last exchange */
     te__shard_set *set; /* desc.shard: the slices of this rank; or NULL */
@@ -211,6 +212,33 @@ static te_result te__unit_meets(te_module *m, const te_data_parallel_desc *desc)
              m->name, (long long)f.params, (long long)f.elements, (unsigned long long)f.hash, (int)desc->shard,
              (double)desc->bucket_cap_mb);
     return te__group_compare(desc->group, what, TE_OK);
+}
+
+/* The module whose products were the first ones in the tree's order to run under a recipe, or else to run at all. */
+static bool te__find_ran(void *user, te_module *m) {
+    const te_module **ran = (const te_module **)user;
+    if (m->ran_sum && (!*ran || (!(*ran)->ran && m->ran))) *ran = m;
+    return true;
+}
+/* Checks that all ranks have run the model of u under one recipe: gradients of different recipes are no sum of one
+ * model. A rank that has run none of its products agrees. Once for all units of a model that share a group. */
+static te_result te__units_meet_recipes(te__dp_unit *u) {
+    te_ctx *te = u->module->te;
+    te_module *root = (te_module *)te__root_of(u->module);
+    const te_module *ran = NULL;
+    te__dp_unit *other;
+    char what[256] = "", path[160];
+    te_result result;
+    if (!te__group_compares(u->desc.group, u->recipe_met) || te->warming) return TE_OK;
+    te_module_visit(root, te__find_ran, &ran);
+    if (ran)
+        snprintf(what, sizeof(what), "gradients of \"%.40s\", whose products run under recipe %s (checksum %016llx) in "
+                 "\"%s\"", root->name, te_recipe_name(ran->ran), (unsigned long long)ran->ran_sum,
+                 te_module_path(ran, path, sizeof(path)));
+    result = te__group_compare(u->desc.group, what, TE_OK);
+    for (other = te__sharding_of(te)->units; other && result == TE_OK; other = other->next)
+        if (other->desc.group == u->desc.group && te__root_of(other->module) == root) other->recipe_met = true;
+    return result;
 }
 
 static void te__bucket_drop(te__bucket *b) {

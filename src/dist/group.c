@@ -551,14 +551,14 @@ static te_result te__group_texts(te_group *group, const unsigned char own[TE__CO
     return result;
 }
 
-/* Checks that all ranks are about to do `what`; else fails with TE_ERR_STATE. If one rank fails, here or already in
- * `result`, all ranks fail: no rank may go on alone. */
+/* Checks that all ranks are about to do `what`; else fails with TE_ERR_STATE. A rank that gives "" agrees with all. If
+ * one rank fails, here or already in `result`, all ranks fail: no rank may go on alone. */
 static te_result te__group_compare(te_group *group, const char *what, te_result result) {
     te_ctx *te = group->te;
     unsigned char own[TE__COMPARED_BYTES], *all;
     const size_t bytes = (size_t)group->is.size * TE__COMPARED_BYTES;
-    const uint64_t sum = te__hash64(what ? what : "", what ? strlen(what) : 0, 0);
-    int r;
+    const uint64_t sum = what && what[0] ? te__hash64(what, strlen(what), 0) : 0;
+    int r, first = 0; /* first: the rank that others are compared with */
     if (result != TE_OK) return te__refuse(group, TE__ALL_GATHER, result);
     all = (unsigned char *)te__alloc(te, bytes);
     if (!all) return te__refuse(group, TE__ALL_GATHER, TE_ERR_OUT_OF_MEMORY);
@@ -567,14 +567,18 @@ static te_result te__group_compare(te_group *group, const char *what, te_result 
     snprintf((char *)own + 8, TE__COMPARED_TEXT, "%s%s%s", te->module_path, te->module_path[0] ? ": " : "", what);
     result = te__group_texts(group, own, all);
     for (r = 1; r < group->is.size && result == TE_OK; r++) {
-        unsigned char *other = all + (size_t)r * TE__COMPARED_BYTES;
-        if (!memcmp(all, other, 8)) continue;
-        all[TE__COMPARED_BYTES - 1] = other[TE__COMPARED_BYTES - 1] = 0; /* the texts come from other ranks and may lack
+        unsigned char *one = all + (size_t)first * TE__COMPARED_BYTES, *other = all + (size_t)r * TE__COMPARED_BYTES;
+        uint64_t sums[2];
+        memcpy(&sums[0], one, 8);
+        memcpy(&sums[1], other, 8);
+        if (!sums[0]) first = r;
+        if (!sums[0] || !sums[1] || sums[0] == sums[1]) continue;
+        one[TE__COMPARED_BYTES - 1] = other[TE__COMPARED_BYTES - 1] = 0; /* the texts come from other ranks and may lack
                                                                           * a 0 */
         result = te__fail(te, TE_ERR_STATE,
-                          "group \"%.40s\": its ranks are about to do different things. Rank 0: %s. Rank %d: %s. Give "
+                          "group \"%.40s\": its ranks are about to do different things. Rank %d: %s. Rank %d: %s. Give "
                           "all ranks the same modules, options and shapes, in the same order",
-                          group->name, (const char *)all + 8, r, (const char *)other + 8);
+                          group->name, first, (const char *)one + 8, r, (const char *)other + 8);
     }
     te__free(te, all);
     return result;

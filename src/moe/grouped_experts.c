@@ -13,6 +13,7 @@ typedef struct te__experts_module {
     bool exchanges;   /* true: ranks exchange rows; false: ranks gather all tokens */
     int64_t bound, longest; /* bound: of te_set_max_dispatch_tokens, or 0. longest: the largest number of tokens that a
                              * rank has had in the last call that has gathered, outside of captures */
+    bool met;         /* the ranks have compared a call since `bound` was set */
     bool gmm;         /* true: the backend TE_EXPERTS_GMM uses grouped GEMMs; false: it uses a loop over experts */
     /* Names of the GroupedLinear children of each linear layer, which has two, one or no children. The outputs of two
      * children are concatenated. A missing name is NULL. Without children, the weights are parameters of this module
@@ -101,6 +102,24 @@ static te_result te__experts_refuse(te_module *m, te_result result) {
     const te__experts_module *s = m ? (const te__experts_module *)m->state : NULL;
     return s && s->ranks > 1 ? te__refuse(s->group, s->exchanges ? TE__ALL_TO_ALL : TE__ALL_REDUCE, result) : result;
 }
+/* Compares the calls of all ranks before the first exchange: ranks with different bounds exchange different things.
+ * `result` is this rank's result so far. If one rank fails, all ranks fail. */
+static te_result te__experts_meet(te_module *m, const te__dispatch *d, const te_tensor *x, te_result result) {
+    te__experts_module *s = (te__experts_module *)m->state;
+    char what[256] = "", most[48] = "any number of";
+    if (s->ranks < 2 || !te__group_compares(s->group, s->met))
+        return result == TE_OK ? result : te__experts_refuse(m, result);
+    if (d->bound) snprintf(most, sizeof(most), "at most %lld", (long long)d->bound);
+    if (result == TE_OK)
+        snprintf(what, sizeof(what),
+                 "%d experts on each rank, for tokens of %lld numbers in %s, %lld experts each, %s; a rank has %s tokens "
+                 "(te_set_max_dispatch_tokens %lld)",
+                 s->local, (long long)te__cols(x), te_dtype_name(x->dtype), (long long)d->chosen,
+                 s->exchanges ? "by all-to-all" : "gathered", most, (long long)s->bound);
+    result = te__group_compare(s->group, what, result);
+    s->met = s->met || (result == TE_OK && !m->te->warming);
+    return result;
+}
 /* Dispatches the tokens of the call. Fills *rows with the rows of this rank's experts. */
 static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispatch *d, bool on_host,
                                   te__expert_rows *rows) {
@@ -108,7 +127,8 @@ static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispa
     const bool before = !s->config.apply_router_weight_after_down, ids = s->config.expert_bias && before;
     te_tensor *x = NULL, *indices = NULL, *padding = NULL;
     te_result result = te__experts_begin(m, args, d, &x, &indices, &padding);
-    if (result != TE_OK) return te__experts_refuse(m, result);
+    result = te__experts_meet(m, d, x, result);
+    if (result != TE_OK) return result;
     d->dtype = x->dtype;
     if (!d->topk) return te__mapped_rows(d, x, indices, before, rows);
     return s->exchanges && !d->bound ? te__exchanged_rows(d, x, indices, padding, ids, rows)
@@ -249,7 +269,10 @@ static te_result te__experts_run(te_module *m, te_forward_args *args, te__expert
 static te_result te__experts_forward(te_module *m, te_forward_args *args) { return te__experts_run(m, args, NULL); }
 
 static bool te__experts_set_bound(void *user, te_module *m) {
-    if (m->cls->forward == te__experts_forward) ((te__experts_module *)m->state)->bound = *(const int64_t *)user;
+    te__experts_module *s = (te__experts_module *)m->state;
+    if (m->cls->forward != te__experts_forward) return true;
+    s->bound = *(const int64_t *)user;
+    s->met = false;
     return true;
 }
 TE_API te_result te_set_max_dispatch_tokens(te_module *m, int64_t tokens) {

@@ -96,6 +96,14 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
     return result == TE_OK ? te__snapshot_call(m->te, s, call) : result;
 }
 
+/* Notes in m under which recipe its products run first: ranks that exchange their gradients compare it. */
+static void te__note_recipe(te_module *m) {
+    const te__autocast *now = te__autocast_now(m->te);
+    const bool quantizes = now && now->enabled;
+    if (m->ran_sum || !m->te->tape.watched) return;
+    m->ran = quantizes ? now->recipe.kind : TE_RECIPE_NONE;
+    m->ran_sum = quantizes ? te__recipe_sum(&now->recipe) : 1;
+}
 /* Fills *call with the quantization settings of the current autocast region for m, and with the scales that the recipe
  * keeps between calls. */
 static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
@@ -103,6 +111,7 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
     te_result result = te__parallel_ready(m);
     memset(call, 0, sizeof(*call));
     if (result != TE_OK) return result;
+    te__note_recipe(m);
     if (!te__autocast_of(m, &cast)) return TE_OK;
     s->module_type = m->cls->name;
     call->scaling = s;

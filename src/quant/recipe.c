@@ -236,6 +236,22 @@ static bool te__recipe_same(const te_recipe *a, const te_recipe *b) {
     return te__fields_same(a, b, te__recipe_fields, TE__COUNT(te__recipe_fields));
 }
 
+/* Returns a checksum of a recipe that is the same in all processes, and not 0: of functions and what they are given,
+ * whether there are any. */
+static uint64_t te__recipe_sum(const te_recipe *r) {
+    te_recipe plain = *r;
+    const bool given[] = {r->delayed.amax_fn != NULL, r->delayed.scale_fn != NULL, r->custom.factory != NULL};
+    uint64_t sum = te__hash64(given, sizeof(given), 0);
+    int i;
+    plain.delayed.amax_fn = NULL;
+    plain.delayed.scale_fn = NULL;
+    plain.custom.factory = NULL;
+    plain.delayed.user = plain.custom.user = NULL;
+    for (i = 0; i < TE__COUNT(te__recipe_fields); i++)
+        sum = te__hash64((const char *)&plain + te__recipe_fields[i].offset, te__recipe_fields[i].size, sum);
+    return sum ? sum : 1;
+}
+
 /* Fails if a field is set that recipes of this kind do not read. */
 static te_result te__recipe_check_kinds(te_ctx *te, const te_recipe *r) {
     int i, kind;

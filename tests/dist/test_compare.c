@@ -124,6 +124,38 @@ static void different_units(rank_state *s) {
 }
 TE_TEST(compare_units_of_ranks) { run_ranks(2, different_units, NULL); }
 
+/* Data ranks that run plain weights under different recipes, or under other options of one, hear so in the first exchange,
+ * of whatever units; ranks that run alike, or nothing, go on. */
+static void different_recipes(rank_state *s) {
+    te_ctx *te = s->te;
+    for (int i = 0; i < 12; i++) {
+        const int what = i % 4; /* rank 1 has: another kind, none, another option, nothing else */
+        const te_shard shard = (te_shard)(i / 4 == 2 ? TE_SHARD_PARAMETERS : i / 4);
+        const bool differs = s->rank == 1;
+        te_recipe recipe = what == 0 && differs ? te_recipe_mxfp8() : te_recipe_current_scaling();
+        recipe.current.power_of_two_scales = what == 2 && differs;
+        te_module *m = te_sequential_create(te, NULL, 0);
+        for (int k = 0; k < 2; k++) {
+            te_module *fc = te_module_add_child(m, k ? "b" : "a", te_linear_create(te, &(te_linear_desc){.in_features = 32, .out_features = 32}));
+            EXPECT(s, te_fsdp_unit(fc, &(te_data_parallel_desc){.group = s->group, .shard = shard}) == TE_OK);
+        }
+        for (int step = 0; step < 2; step++) {
+            te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .disabled = what == 1 && differs});
+            te_tensor *y = te_forward(m, te_tensor_full(te, TE_BF16, SHAPE(32, 32), 1));
+            te_autocast_end(te);
+            const te_result result = te_backward(te_mean_all(y));
+            EXPECT(s, (result == TE_OK) == (what == 3));
+            if (what == 3) continue;
+            EXPECT(s, says(s, "Rank 0: gradients of \"sequential\", whose products run under recipe current", "in \"a\"",
+                           what == 0 ? "recipe mxfp8" : what == 1 ? "recipe none" : "Rank 1: gradients of \"sequential\", whose products run under recipe current"));
+            te_clear_error(te);
+        }
+        te_module_destroy(m);
+        EXPECT(s, te_barrier(s->group) == TE_OK);
+    }
+}
+TE_TEST(compare_recipes_of_data_ranks) { run_ranks(2, different_recipes, NULL); }
+
 /* Once a module, unless TE_DEBUG_SYNC asks for more; a rank that fails on its way is heard, and the next call compares. */
 static void how_often(rank_state *s) {
     const bool debug = s->arg != NULL;

@@ -509,6 +509,29 @@ static void one_rank_has_more(rank_state *s) {
     }
     te_module_destroy(m);
 }
+/* Ranks that have said different numbers, before the first call and between two; the same number then goes on. */
+static void numbers_differ(rank_state *s) {
+    for (int k = 0; k < 2; k++) {
+        te_moe_config c = config_of();
+        te_module *m = k ? te_grouped_experts_deepep_create(s->te, &c, &(te_moe_backend){.experts = TE_EXPERTS_GMM, .ep_group = s->group})
+                         : te_grouped_experts_create(s->te, &c, &(te_moe_backend){.experts = TE_EXPERTS_TORCH_MM, .ep_group = s->group});
+        for (int i = 0; i < 6; i++) {
+            static const int64_t numbers[6][2] = {{6, 8}, {0, 8}, {8, 8}, {8, 8}, {8, 0}, {0, 0}};
+            const bool same = numbers[i][0] == numbers[i][1];
+            char a[64], b[64];
+            te_set_max_dispatch_tokens(m, numbers[i][s->rank]);
+            te_forward_args args = {.input = te_tensor_zeros(s->te, TE_F32, SHAPE(3, DIM)), .topk_weights = te_tensor_zeros(s->te, TE_F32, SHAPE(3, TOPK)), .topk_indices = te_tensor_zeros(s->te, TE_I32, SHAPE(3, TOPK))};
+            EXPECT(s, (te_forward_with(m, &args) != NULL) == same);
+            if (same) continue;
+            snprintf(a, sizeof a, "(te_set_max_dispatch_tokens %d). Rank 1:", (int)numbers[i][0]);
+            snprintf(b, sizeof b, "(te_set_max_dispatch_tokens %d). Give", (int)numbers[i][1]);
+            EXPECT(s, te_error_code(s->te) == TE_ERR_STATE && strstr(te_error(s->te), a) && strstr(te_error(s->te), b));
+            te_clear_error(s->te);
+        }
+        te_module_destroy(m);
+    }
+}
+TE_TEST(experts_of_ranks_compare_their_bounds) { run_ranks(2, numbers_differ, NULL); }
 TE_TEST(experts_of_ranks_fail_together) {
     rank_state *all = run_ranks(2, one_rank_has_more, NULL);
     CHECK_STR(all[1].error, "the input is [5, 8], and a rank has 4 tokens at most (te_set_max_dispatch_tokens)");

@@ -48,6 +48,8 @@ static const struct option {
     {"--train", TEXT, &opt.train, "file of sequences to train on, in turn"},
     {"--sequences", COUNT, &opt.sequences, "sequences of a training step (one for each rank that has its own, see --dp and --ep)"},
     {"--tp", COUNT, &layout.tp, "ranks that share each layer (1)"},
+    {"--sequence-parallel", FLAG, &layout.sequence, "these ranks also share the tokens between products: less memory"},
+    {"--ub", FLAG, &layout.ub, "exchanges of these ranks run beside products (ub_overlap_ag, ub_overlap_rs, ub_bulk_dgrad, ub_bulk_wgrad)"},
     {"--cp", COUNT, &layout.cp, "ranks that share each sequence (1)"},
     {"--ep", COUNT, &layout.ep, "ranks that share the experts, and have sequences of their own (1)"},
     {"--dp", COUNT, &layout.dp, "ranks that have sequences of their own (those that are left)"},
@@ -68,7 +70,7 @@ enum { NUM_OPTIONS = sizeof options / sizeof *options };
 
 static void help(void) {
     printf("llama FOLDER --ids FILE | --train FILE --out FOLDER\n");
-    for (int i = 0; i < NUM_OPTIONS; i++) printf("  %-20s %s\n", options[i].name, options[i].help);
+    for (int i = 0; i < NUM_OPTIONS; i++) printf("  %-21s %s\n", options[i].name, options[i].help);
     exit(0);
 }
 static void read_options(int argc, char **argv) {
@@ -96,6 +98,7 @@ static void read_options(int argc, char **argv) {
     if (opt.train && (opt.logits || opt.grads || opt.generate)) die("%s is of --ids, not of --train", opt.logits ? "--logits" : opt.grads ? "--grads" : "--generate");
     if (!opt.train && (opt.out || opt.resume)) die("%s is of --train, not of --ids", opt.out ? "--out" : "--resume");
     if (!opt.train && (opt.sequences || layout.cp > 1 || layout.shard)) die("%s is of --train, not of --ids", opt.sequences ? "--sequences" : layout.shard ? "--shard" : "--cp");
+    if (!opt.train && (layout.sequence || layout.ub)) die("%s is of --train, not of --ids", layout.sequence ? "--sequence-parallel" : "--ub");
     if (layout.shard && (layout.tp > 1 || layout.ep > 1)) die("--shard with %s: a checkpoint of both is not there yet; --shard goes with --dp and --cp", layout.tp > 1 ? "--tp" : "--ep");
     if (opt.grads && (layout.tp > 1 || layout.ep > 1)) die("--grads with %s: each rank has parts of its own; run it on one rank", layout.tp > 1 ? "--tp" : "--ep");
     if (opt.train && opt.quantized_weights && layout.tp > 1) die("--quantized-weights with --tp: the parts cannot be put together in a file; leave one of them out");
@@ -195,7 +198,8 @@ static void share_model(void) { /* units are made from below: experts, which few
     share_unit(model, dist.data);
 }
 static void open_model(void) {
-    te_hf_desc desc = {.dist = &dist};
+    te_hf_desc desc = {.dist = &dist, .parallel = {.parallel_output = opt.train != NULL, .sequence_parallel = layout.sequence,
+                                                   .ub_overlap_ag = layout.ub, .ub_overlap_rs = layout.ub, .ub_bulk_dgrad = layout.ub, .ub_bulk_wgrad = layout.ub}};
     const te_data_parallel_desc units = unit_of(dist.data);
     const bool by_units = layout.shard && dist.size > 1; /* no rank ever has more than its slices and one layer */
     for (int dtype = TE_F32; opt.dtype && dtype <= TE_BF16; dtype++)
@@ -217,7 +221,7 @@ static void open_model(void) {
     if (opt.train && dist.size > 1) te_dist_seed(te, &dist, 1);
     check();
 }
-static int64_t vocabulary_of_model(void) { return te_tensor_shape(te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight"))[0]; }
+static int64_t vocabulary_of_model(void) { return ((const te_causal_lm_desc *)te_module_state(model))->vocab_size; }
 
 /* The ids [count, n] of sequences of one length. */
 static te_tensor *tensor_of(const sequence *s, int count) {
@@ -393,7 +397,7 @@ static te_tensor *part_of_loss(const sequence *q) {
     te_tensor *x = own_tokens(te_tensor_from_host(te, TE_I32, 2, (int64_t[]){1, n}, ids), TE_BSHD);
     te_tensor *y = own_tokens(te_tensor_from_host(te, TE_I32, 2, (int64_t[]){1, n}, targets), TE_BSHD);
     free(ids);
-    te_tensor *each = te_cross_entropy(logits_of(x, NULL, 0), y, &(te_cross_entropy_desc){.no_reduce_loss = true});
+    te_tensor *each = te_cross_entropy(logits_of(x, NULL, 0), y, &(te_cross_entropy_desc){.no_reduce_loss = true, .dist_process_group = te_causal_lm_logits_group(model)});
     return te_scale(te_mean_all(each), (float)te_tensor_numel(y) / (float)(q->n - 1));
 }
 /* Trains on this rank's sequences of a step, which follow on the first `seen` of all. Returns the mean loss of all ranks' sequences. */
@@ -407,7 +411,7 @@ static double train_step(te_optimizer *adam, const sequences *s, int64_t seen) {
         te_backward(loss);
         sum = te_add(sum, te_tensor_detach(loss));
     }
-    if (dist.tensor) te_module_visit_tensors(model, sum_grad_of_heads, NULL);
+    if (dist.tensor) te_module_visit_tensors(model, sum_grad_of_parts, NULL);
     te_optimizer_step(adam);
     return te_tensor_item(sum_of_ranks(sum)) / dist.data_size;
 }

@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 static te_dist dist;                                           /* the groups of the layout; all NULL for one rank */
-static struct layout { int tp, cp, ep, dp; bool shard; } layout; /* numbers of ranks; 0: one, and for dp those that are left */
+static struct layout { int tp, cp, ep, dp; bool shard, sequence, ub; } layout; /* numbers of ranks; 0: one, and for dp those that are left */
 
 /* A context on the GPU that is this process's among those of its host; without one, on the first GPU, or else on the CPU. */
 static te_ctx *open_own_device(te_ctx_desc desc) {
@@ -47,8 +47,9 @@ static te_tensor *sum_of_ranks(te_tensor *x) {
     te_all_reduce(dist.data, sum, TE_REDUCE_SUM);
     return sum;
 }
-/* Ranks that share a layer have different heads: the gradients of norms of heads are sums over them. Before te_optimizer_step. */
-static bool sum_grad_of_heads(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+/* Ranks that share a layer have different heads and, with --sequence-parallel, different tokens between products: the gradients of norms are sums over
+ * them. Before te_optimizer_step. */
+static bool sum_grad_of_parts(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     (void)user, (void)m, (void)path;
     te_fsdp_slice slice;
     te_tensor *grad = te_fsdp_get_slice(x, &slice) ? slice.grad : te_tensor_grad(x);
@@ -60,8 +61,8 @@ static void save_together(te_ctx *te, const char *path, te_module *m, te_optimiz
     te_group *same = dist.expert ? dist.expert_data : dist.data; /* each rank of dist.expert has experts of its own, and a path */
     if (layout.shard || te_group_rank(same) == 0) te_model_save(te, path, m, o, facts, n);
 }
-/* The number of chunks into which ranks cut a sequence that they share; it divides the length. */
-static int chunks_of_sequence(void) { return dist.context ? 2 * te_group_size(dist.context) : 1; }
+/* The number of chunks into which ranks cut a sequence that they share, two each, and the tokens between products; it divides the length. */
+static int chunks_of_sequence(void) { return (dist.context ? 2 * te_group_size(dist.context) : 1) * (layout.sequence ? te_group_size(dist.tensor) : 1); }
 /* This rank's tokens of x, [s, b] (TE_SBHD) or [b, s] (TE_BSHD). */
 static te_tensor *own_tokens(te_tensor *x, te_qkv_format format) {
     return dist.context ? te_get_batch_on_this_cp_rank(x, &(te_cp_batch){.cp_group = dist.context, .format = format}) : x;

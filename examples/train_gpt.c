@@ -124,27 +124,30 @@ static size_t window_start(const struct text *t, int index, int row) {
 
 /* ---- the model: a module class of our own ---- */
 
-static te_result gpt_forward(te_module *self, te_forward_args *args) { /* ids [s, b] -> logits [s, b, 256] */
+static te_result gpt_forward(te_module *self, te_forward_args *args) { /* ids [s, b] -> logits [s, b, 256], of ranks that share layers their part of the 256 */
     te_module *embedding = te_module_child(self, 0), *norm = te_module_child(self, opt.layers + 1);
     te_rotary_desc rotary = {.base = 10000};
     te_tensor *x = te_forward(embedding, args->input);
     for (int i = 1; i <= opt.layers; i++)
         x = te_forward_with(te_module_child(self, i), &(te_forward_args){.input = x, .rotary = &rotary});
     x = te_forward(norm, x);
-    x = te_linear(x, te_module_parameter(embedding, "weight"), NULL); /* in high precision whatever the autocast */
-    args->outputs.out = x;
+    /* in high precision whatever the autocast */
+    args->outputs.out = te_parallel_lm_logits(x, te_module_parameter(embedding, "weight"), &(te_parallel_lm_logits_desc){
+        .tp_group = dist.tensor, .sequence_parallel = layout.sequence, .parallel_output = true});
     return te_error_code(te);
 }
 static const te_module_class gpt_class = {.name = "GPT", .forward = gpt_forward};
 static te_module *gpt_create(void) {
     te_module *m = te_module_create(te, &gpt_class, "gpt");
-    te_embedding_desc table = {.num_embeddings = 256, .embedding_dim = opt.hidden};
-    te_norm_desc norm = {.hidden_size = opt.hidden};
+    te_parallel_options shared = {.tp_group = dist.tensor, .set_parallel_mode = dist.tensor != NULL, .sequence_parallel = dist.tensor && layout.sequence,
+                                  .ub_overlap_ag = layout.ub, .ub_overlap_rs = layout.ub, .ub_bulk_dgrad = layout.ub, .ub_bulk_wgrad = layout.ub, .cp_group = dist.context};
+    te_embedding_desc table = {.num_embeddings = 256, .embedding_dim = opt.hidden, .parallel = shared};
+    te_norm_desc norm = {.hidden_size = opt.hidden, .parallel = shared};
     te_transformer_layer_desc layer = {
         .hidden_size = opt.hidden, .ffn_hidden_size = (opt.hidden * 8 / 3 + 127) / 128 * 128, .gemm.no_bias = true,
         .attention.num_attention_heads = opt.heads, .attention.num_gqa_groups = opt.kv_heads, .attention.attn_mask_type = TE_MASK_CAUSAL,
         .norm.normalization = TE_RMSNORM, .activation = TE_SWIGLU,
-        .parallel = {.tp_group = dist.tensor, .set_parallel_mode = dist.tensor != NULL, .cp_group = dist.context},
+        .parallel = shared,
         .output_layer_init = {.std = 0.023f / sqrtf(2 * (float)opt.layers)}};
     te_module_add_child(m, "embedding", te_embedding_create(te, &table));
     for (int i = 0; i < opt.layers; i++) {
@@ -253,12 +256,12 @@ static te_tensor *loss_of(run *r, const struct text *t, int index) {
     const int64_t *shape = te_tensor_shape(r->ids);
     te_tensor *ids = te_tensor_empty(te, TE_I32, 2, shape), *targets = te_tensor_empty(te, TE_I32, 2, shape);
     read_batch(t, index, ids, targets);
-    return te_cross_entropy(logits_of(r, ids), targets, NULL);
+    return te_cross_entropy(logits_of(r, ids), targets, &(te_cross_entropy_desc){.dist_process_group = dist.tensor});
 }
 static te_tensor *learn(run *r) { /* from the batch that lies there */
-    te_tensor *loss = te_cross_entropy(logits_of(r, r->ids), r->targets, NULL);
+    te_tensor *loss = te_cross_entropy(logits_of(r, r->ids), r->targets, &(te_cross_entropy_desc){.dist_process_group = dist.tensor});
     te_backward(te_scale(loss, 1.0f / (float)te_group_size(dist.context))); /* its part of the sequences' loss */
-    if (dist.tensor) te_module_visit_tensors(r->model, sum_grad_of_heads, NULL);
+    if (dist.tensor) te_module_visit_tensors(r->model, sum_grad_of_parts, NULL);
     te_optimizer_step(r->adam);
     return dist.data ? te_scale(sum_of_ranks(loss), 1.0f / (float)te_group_size(dist.data)) : loss;
 }
@@ -318,15 +321,18 @@ static void show(double seconds, int steps, bool evaluated) { /* waits for the d
     fflush(stdout);
 }
 static void write_sample(run *r) {
-    static int32_t bytes[1 << 16] = {'\n'}; /* it starts from the beginning of a line */
+    static int32_t bytes[(1 << 16) + 64] = {'\n'}; /* it starts from the beginning of a line */
     if (dist.context) te_set_context_parallel_group(r->model, NULL, NULL, TE_CP_P2P); /* each of these ranks writes it alone */
     te_no_grad_begin(te);
     for (int n = 1, c = 0; n <= opt.sample && n < 1 << 16; n++, c = 0) {
-        int length = n < opt.seq ? n : opt.seq;
+        int length = n < opt.seq ? n : opt.seq, parts = layout.sequence ? te_group_size(dist.tensor) : 1;
         float p[256] = {0}, sum = 0;
         te_scope_begin(te);
-        te_tensor *ids = te_tensor_from_host(te, TE_I32, 2, (int64_t[]){length, 1}, bytes + n - length);
-        te_tensor_to_f32(te_tensor_narrow(logits_of(r, ids), 0, length - 1, 1), p);
+        /* ranks that share the tokens divide their number: some follow that do not matter */
+        te_tensor *ids = te_tensor_from_host(te, TE_I32, 2, (int64_t[]){(length + parts - 1) / parts * parts, 1}, bytes + n - length);
+        te_tensor *own = te_tensor_contiguous(te_tensor_narrow(logits_of(r, ids), 0, length - 1, 1)), *all = te_tensor_zeros(te, TE_BF16, 1, (int64_t[]){256});
+        te_all_gather(dist.tensor, own, all);
+        te_tensor_to_f32(all, p);
         float draw = (float)te_tensor_item(te_tensor_uniform(te, TE_F32, 1, (int64_t[]){1}, 0, 1));
         te_scope_end(te);
         for (int i = 0; i < 256; i++) sum += p[i] = expf(p[i] / 0.8f);
@@ -359,7 +365,9 @@ int main(int argc, char **argv) {
     if (opt.help) return printf("  --resume    go on from what is in the folder; more --steps stretch the learning rate's curve\n  --inspect   measure what quantization does\n"
                                  "  --graph     capture a training step once and launch it: the same losses, less work for the host\n"
                                  "  --recompute make each layer's activations again in the backward pass: the same losses, less memory\n"
-                                 "  --shard     ranks keep slices of parameters and optimizer states: less memory\n"), 0;
+                                 "  --shard     ranks keep slices of parameters and optimizer states: less memory\n"
+                                 "  --sequence-parallel  ranks that share layers also share the tokens between products: less memory\n"
+                                 "  --ub        their exchanges run beside products\n"), 0;
     check();
     if (opt.steps < 1 || opt.seq < 1 || opt.batch < 1 || (double)opt.seq * opt.batch > 1e8)
         die("--steps, --seq and --batch must be at least 1, and a batch at most 100 million bytes");
@@ -369,6 +377,8 @@ int main(int argc, char **argv) {
         else if (!strcmp(*argv, "--graph")) opt.graph = true;
         else if (!strcmp(*argv, "--recompute")) opt.recompute = true;
         else if (!strcmp(*argv, "--shard")) layout.shard = true;
+        else if (!strcmp(*argv, "--sequence-parallel")) layout.sequence = true;
+        else if (!strcmp(*argv, "--ub")) layout.ub = true;
         else if (!strncmp(*argv, "--", 2)) die("there is no option %s; --help shows what there is", *argv);
         else read_text(*argv), files++;
     }
@@ -377,12 +387,12 @@ int main(int argc, char **argv) {
         die("of %zu bytes of text %zu bytes are held out (every tenth block of 4 KiB) and the model learns from %zu; --seq %d needs %d of each. "
             "The tenth block begins at 36 KiB: give it a longer text",
             train.size + valid.size, valid.size, train.size, opt.seq, opt.seq + 1);
-    layout = (struct layout){opt.tp, opt.cp, opt.ep, opt.dp, layout.shard};
+    layout = (struct layout){opt.tp, opt.cp, opt.ep, opt.dp, layout.shard, layout.sequence, layout.ub};
     if (layout.shard && (layout.tp > 1 || layout.ep > 1)) die("--shard with %s: a checkpoint of both is not there yet; --shard goes with --dp and --cp", layout.tp > 1 ? "--tp" : "--ep");
     join_ranks(te), check();
     if (dist.rank > 0 && !freopen("/dev/null", "w", stdout)) die("cannot write to /dev/null"); /* one rank tells of all */
     if (opt.batch % dist.data_size || opt.seq % chunks_of_sequence())
-        die("--batch %d and --seq %d: %d ranks with sequences of their own must divide the batch, and %d chunks, two of each rank that shares them, a sequence",
+        die("--batch %d and --seq %d: %d ranks with sequences of their own must divide the batch, and %d chunks, two of each rank that shares them and as many more as ranks share tokens, a sequence",
             opt.batch, opt.seq, dist.data_size, chunks_of_sequence());
     choose_recipe(&runs[1], opt.recipe, names);
     if (opt.inspect && end == runs + 1) die("--inspect: --recipe none quantizes nothing; choose another");

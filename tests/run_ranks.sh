@@ -99,6 +99,8 @@ done
 layout dp2 2 llama
 layout dp2-shard 2 llama --shard
 layout tp2 2 llama --tp 2
+layout tp2-sequence 2 llama --tp 2 --sequence-parallel
+layout tp2-sequence-ub 2 llama --tp 2 --sequence-parallel --ub
 layout cp2 2 llama --cp 2
 layout dp4-shard 4 llama --shard
 layout tp2-dp2 4 llama --tp 2
@@ -156,6 +158,7 @@ if [ -z "$TE_RANKS_WORDS" ]; then
 fi
 like_one gpt-dp2-shard 2 --dp 2 --shard
 like_one gpt-tp2 2 --tp 2
+like_one gpt-tp2-sequence 2 --tp 2 --sequence-parallel
 like_one gpt-tp2-cp2 4 --tp 2 --cp 2
 
 # ---- what cannot be ------------------------------------------------------------------------------------------------------------------

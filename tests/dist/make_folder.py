@@ -4,7 +4,7 @@ import json, os, random, struct, sys
 kind, folder = sys.argv[1:3]
 os.makedirs(folder, exist_ok=True)
 random.seed(3)
-hidden, inner, layers, heads, groups, vocabulary, experts = 32, 64, 2, 4, 2, 61, 4
+hidden, inner, layers, heads, groups, vocabulary, experts = 32, 64, 2, 4, 2, 64, 4
 config = dict(model_type=kind, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=groups,
               vocab_size=vocabulary, rms_norm_eps=1e-5, hidden_act="silu", max_position_embeddings=512, rope_theta=10000.0, tie_word_embeddings=False, torch_dtype="float32",
               architectures=[{"llama": "LlamaForCausalLM", "mixtral": "MixtralForCausalLM"}[kind]])

@@ -44,6 +44,8 @@
  *
  *     tensor                                  16 (n - 1)/n T h
  *     tensor, sequence_parallel               20 (n - 1)/n T h; 14 with an FP8 recipe whose codes are gathered
+ *     tensor, in a CausalLM                   28 (n - 1)/n T h, and 38 with sequence_parallel: each projection
+ *                                             exchanges by itself
  *     context, TE_CP_P2P                      (8 (n - 1)/n + 8) T g: gradients of keys and values travel in f32
  *     context, TE_CP_ALL_GATHER               12 (n - 1)/n T g
  *     context, TE_CP_A2A                      8 (n - 1)/n T/n (q + g)
@@ -57,6 +59,9 @@
  * 4 (n - 1)/n of the ring's, 4 of the 12, and half of the others, but 6 of the 10 and 5 of the 9. Gradients and
  * parameters, which travel once a step, are api/sharding.h's formulas, for the elements that this rank has: a tp-th of
  * the layers' matrices and an ep-th of the experts, but all of the norms, of the embedding and of the output's weight.
+ * Where tp ranks share the vocabulary (te_lm_parallel_options, te_embedding_desc), they have a tp-th of the last two as
+ * well, which the examples below do not count, and a step sends for both 8 (n - 1)/n T h, or 10 with sequence_parallel,
+ * and 12 (n - 1) T for the loss.
  *
  * Examples, for layers with te_parallel_options, TE_SHARD_PARAMETERS over all ranks that have the same parameters, one
  * microbatch of 8192 tokens, with tp in sequence parallel, with cp as a ring, with ep by all-to-all. GB that a rank

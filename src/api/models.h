@@ -15,10 +15,10 @@ typedef struct te_lm_rotary {
 /* How the ranks of a tp_group share a language model, beside heads and MLPs; zero-initialised. Without several ranks in
  * tp_group nothing here has an effect. All ranks give the same options. */
 typedef struct te_lm_parallel_options {
-    te_switch vocab_parallel; /* on: the ranks share the vocabulary. Each has vocab_size / size rows of the embedding and
-                               * of lm_head, and its columns of the logits; they must divide vocab_size. Off: each has
-                               * the whole. 0 => on if they divide vocab_size, else off. Megatron: always on, and pads
-                               * the vocabulary */
+    te_switch vocab_parallel; /* on: the ranks share the vocabulary. Each has vocab_size / size rows of the embedding
+                               * and of lm_head, and its columns of the logits; they must divide vocab_size. Off: each
+                               * has the whole. 0 => on if they divide vocab_size, else off. Megatron: always on, and
+                               * pads the vocabulary */
     bool parallel_output;     /* with a shared vocabulary, a forward returns this rank's columns of the logits, for
                                * te_cross_entropy, which never gathers them: dist_process_group is
                                * te_causal_lm_logits_group. Calls with kv_cache return all columns. false => all calls
@@ -32,8 +32,8 @@ typedef struct te_lm_parallel_options {
                                * experts, of biases of o_proj and down_proj, and of an embedding and lm_head that are
                                * whole on each rank, are then parts too: sum them over the ranks before
                                * te_optimizer_step (te_tensor_sequence_parallel) */
-    bool ub_overlap_ag, ub_overlap_rs, ub_overlap_rs_dgrad, ub_bulk_dgrad, ub_bulk_wgrad; /* te_parallel_options, for
-                               * all projections, and lm_head */
+    bool ub_overlap_ag, ub_overlap_rs, ub_overlap_rs_dgrad, ub_bulk_dgrad, ub_bulk_wgrad; /* those of
+                               * te_parallel_options, for all projections, and lm_head */
 } te_lm_parallel_options;
 
 /* A language model: an embedding, num_hidden_layers layers, a final RMSNorm and an lm_head. Each layer has attention
@@ -96,7 +96,8 @@ typedef struct te_causal_lm_desc {
     te_group *tp_group;          /* they share the heads of attention and the columns of the MLP's inner size, and
                                   * divide num_attention_heads, num_key_value_heads and intermediate_size; and the
                                   * vocabulary (parallel). Norms and experts are whole on each. Sum the gradients of
-                                  * q_norm and k_norm over them before te_optimizer_step (te_tensor_sequence_parallel) */
+                                  * q_norm and k_norm over them before te_optimizer_step
+                                  * (te_tensor_sequence_parallel) */
     te_lm_parallel_options parallel; /* how the ranks of tp_group share the vocabulary, and tokens between products */
     te_group *cp_group;          /* they share each sequence: ids and logits of a rank are its chunks
                                   * (te_get_batch_on_this_cp_rank, TE_BSHD). No caches */
@@ -111,8 +112,9 @@ typedef struct te_causal_lm_desc {
 /* Creates a CausalLM, owned by the caller. Its forward takes ids, i32 or i64 [b, s] (not empty), and returns logits [b,
  * s, vocab_size] in params_dtype; with logits_to_keep, [b, logits_to_keep, vocab_size]: a call that only needs the next
  * token saves the product with lm_head for all other positions. TE_ERR_INVALID unless 0 <= logits_to_keep <= s.
- * te_module_state returns the te_causal_lm_desc with defaults filled in and all
- * pointers but those of groups NULL. TE_ERR_INVALID if sizes contradict each other. */
+ * Of these columns parallel.parallel_output leaves this rank's. te_module_state returns the te_causal_lm_desc with
+ * defaults filled in (parallel.vocab_parallel is TE_ON or TE_OFF) and all pointers but those of groups NULL.
+ * TE_ERR_INVALID if sizes contradict each other. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 /* Returns the ranks that share the columns of the logits that a call of the CausalLM m without kv_cache returns, for
  * te_cross_entropy_desc.dist_process_group (borrowed); NULL if a call returns all columns, and for other modules. */
@@ -172,7 +174,8 @@ typedef struct te_hf_desc {
     const struct te_dist *dist; /* the ranks that share the model (te_dist_init), by its groups tensor, context and
                                  * expert; each reads its parts of the files. The groups are borrowed for the model's
                                  * lifetime, and *dist for the call. NULL => one rank */
-    te_lm_parallel_options parallel; /* how the ranks of dist->tensor share the vocabulary, and tokens between products */
+    te_lm_parallel_options parallel; /* how the ranks of dist->tensor share the vocabulary, and the tokens between
+                                      * products */
     const struct te_data_parallel_desc *units; /* makes units (te_fsdp_unit) of the layers, and one of the rest, for
                                                 * ranks that share the model; all of them must call te_hf_open. With
                                                 * TE_SHARD_PARAMETERS a rank reads its slices alone, and holds no more
@@ -190,13 +193,14 @@ typedef struct te_hf_desc {
  * stay in host memory as long as the model lives, for te_hf_save. The files that te_hf_save copies stay there too. If
  * one of these files has more than 256 MiB, the error is TE_ERR_IO.
  *
- * A rank of dist->tensor reads its own rows of the files: of the embedding, of lm_head, and of projections whose outputs
- * the ranks divide. Of weights that are stored quantized, of o_proj and of down_proj, it reads the whole tensor, one at
- * a time.
+ * A rank of dist->tensor reads its own rows of the files: of the embedding, of lm_head, and of projections whose
+ * outputs the ranks divide. Of weights that are stored quantized, of o_proj and of down_proj, it reads the whole
+ * tensor, one at a time.
  *
  * With desc->units, weights that are stored quantized, weights whose columns dist->tensor divides (o_proj, down_proj),
- * and tensors that the files have transposed, are gathered from all ranks, each of which reads a part of the bytes; with
- * less than TE_SHARD_PARAMETERS all tensors are, but for rows that dist->tensor divides. If one rank of units->group fails, all do.
+ * and tensors that the files have transposed, are gathered from all ranks, each of which reads a part of the bytes;
+ * with less than TE_SHARD_PARAMETERS all tensors are, but for rows that dist->tensor divides. If one rank of
+ * units->group fails, all do.
  *
  * Nothing in the folder is trusted. On an error the result is NULL, and the message names the file, the key or tensor,
  * the value found and the value expected.

@@ -172,8 +172,8 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
         rotary.cp_rank = te__context_rank(context);
     }
     if (cache) {
-        on_device =
-            te__kv_cache_on_device(cache, args->input->shape[1] * parts) && te__is_plain_sdpa(te_module_find(m, "sdpa"));
+        on_device = te__kv_cache_on_device(cache, args->input->shape[1] * parts) &&
+                    te__is_plain_sdpa(te_module_find(m, "sdpa"));
         if (m->te->capture && !on_device)
             return te__refuse_capture(m->te, "a call with kv_cache of a part of a model, or of one with another sdpa",
                                       "capture the CausalLM, whose sdpa has the forward of its class");
@@ -835,7 +835,8 @@ static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
                           "intermediate_size %lld; the ranks must divide each",
                           who, ranks, d->num_attention_heads, d->num_key_value_heads, (long long)d->intermediate_size);
     if (!te__is_switch(d->parallel.vocab_parallel))
-        return te__not_ok(te, TE_ERR_INVALID, "%s: parallel.vocab_parallel is %d; TE_DEFAULT, TE_ON and TE_OFF are possible",
+        return te__not_ok(te, TE_ERR_INVALID,
+                          "%s: parallel.vocab_parallel is %d; TE_DEFAULT (0), TE_ON (1) and TE_OFF (2) are possible",
                           who, (int)d->parallel.vocab_parallel);
     if (d->parallel.vocab_parallel == TE_ON && d->vocab_size % ranks)
         return te__not_ok(te, TE_ERR_INVALID,

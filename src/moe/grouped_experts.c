@@ -112,8 +112,8 @@ static te_result te__experts_meet(te_module *m, const te__dispatch *d, const te_
     if (d->bound) snprintf(most, sizeof(most), "at most %lld", (long long)d->bound);
     if (result == TE_OK)
         snprintf(what, sizeof(what),
-                 "%d experts on each rank, for tokens of %lld numbers in %s, %lld experts each, %s; a rank has %s tokens "
-                 "(te_set_max_dispatch_tokens %lld)",
+                 "%d experts on each rank, for tokens of %lld numbers in %s, %lld experts each, %s; a rank has %s "
+                 "tokens (te_set_max_dispatch_tokens %lld)",
                  s->local, (long long)te__cols(x), te_dtype_name(x->dtype), (long long)d->chosen,
                  s->exchanges ? "by all-to-all" : "gathered", most, (long long)s->bound);
     result = te__group_compare(s->group, what, result);

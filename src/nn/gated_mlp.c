@@ -18,8 +18,9 @@ static te_tensor *te__gated_mlp_halves(te_module *m, const te_tensor *x) {
     if (!gate || gate->cls != &te__linear_class || s->activation == TE_CLAMPED_SWIGLU) return NULL;
     p = te__parallel_as(gate, ((const te__linear_module *)gate->state)->desc.parallel.parallel_mode);
     weight = x && x->buffer && !te__functions_of(x->te)->any_rows ? te_module_parameter(gate, "weight") : NULL;
-    return weight && weight->ndim == 2 ? te__halves_empty(x->te, x->dtype, te__rows(x) * (te__gathers(&p, TE_PARALLEL_COLUMN) ? p.size : 1),
-                                  weight->shape[0]) : NULL;
+    if (!weight || weight->ndim != 2) return NULL;
+    return te__halves_empty(x->te, x->dtype, te__rows(x) * (te__gathers(&p, TE_PARALLEL_COLUMN) ? p.size : 1),
+                            weight->shape[0]);
 }
 /* Begins *joint. If the outputs of `gate` and `up` have the place `halves` and nobody reads them before the activation,
  * their products wait for each other and for `norm` in *joint; else *joint stays empty, and the norm runs. */

@@ -263,7 +263,7 @@ def opens(llama, out, written, name):
 
 
 # name, numbers of ranks and options: every way to share a model that a folder can be trained with
-RANKS = [("llama", 2, "--dp 2 --shard"), ("llama", 2, "--tp 2"), ("llama", 2, "--tp 2 --sequence-parallel"), ("llama", 2, "--cp 2"), ("llama", 4, "--cp 2 --dp 2 --shard"), ("mixtral", 2, "--ep 2"), ("mixtral", 2, "--dp 2 --shard")]
+RANKS = [("llama", 2, "--dp 2 --shard"), ("llama", 2, "--tp 2"), ("llama", 2, "--tp 2 --sequence-parallel"), ("gemma2", 2, "--tp 2 --sequence-parallel"), ("llama", 2, "--cp 2"), ("llama", 4, "--cp 2 --dp 2 --shard"), ("mixtral", 2, "--ep 2"), ("mixtral", 2, "--dp 2 --shard")]
 
 
 def ranks(llama, folder, out, name, n, options):

@@ -24,7 +24,7 @@ static te_module *make_lm(te_ctx *te, const lm_case *c, const te_dist *dist) {
                            .intermediate_size = 64,
                            .num_hidden_layers = 2,
                            .num_attention_heads = 4,
-                           .num_key_value_heads = 2,
+                           .num_key_value_heads = c->tp > 2 ? c->tp : 2,
                            .qkv_bias = c->qk_norm, /* else the gradient of the keys' bias is noise, which Adam makes large */
                            .o_bias = true,
                            .qk_norm = c->qk_norm,
@@ -146,6 +146,7 @@ TE_TEST(models_that_ranks_share) {
                  {2, {.tp = 2, .tied = true, .parallel = {.sequence_parallel = true}}},
                  {2, {.tp = 2, .vocabulary = 38, .checkpoint = true, .parallel = {.sequence_parallel = true, .parallel_output = true}}},
                  {4, {.tp = 2, .vocabulary = 38, .tied = true, .parallel = {.sequence_parallel = true}}},
+                 {4, {.tp = 4, .vocabulary = 40, .tied = true, .qk_norm = true, .parallel = {.sequence_parallel = true, .parallel_output = true}}},
                  {4, {.tp = 2, .cp = 2, .vocabulary = 38, .parallel = {.sequence_parallel = true, .parallel_output = true}}},
                  {4, {.tp = 2, .ep = 2, .experts = true, .vocabulary = 38, .parallel = {.sequence_parallel = true, .parallel_output = true}}},
                  {2, {.tp = 2, .vocabulary = 38, .parallel = {.sequence_parallel = true, .vocab_parallel = TE_OFF}}},

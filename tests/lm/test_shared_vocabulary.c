@@ -69,6 +69,11 @@ static void table_rank(rank_state *s) {
         te_module_destroy(whole);
         te_scope_end(te);
     }
+    te_embedding_desc late = {.num_embeddings = SV_WORDS, .embedding_dim = SV_WIDTH, .parallel.tp_size = s->size};
+    te_module *m = te_embedding_create(te, &late); /* whose group comes later */
+    sv_refused(s, te_forward(m, id), TE_ERR_STATE, "ranks share its work (tp_size) and it has no group");
+    EXPECT(s, te_set_tensor_parallel_group(m, s->group) == TE_OK && te_forward(m, id));
+    te_module_destroy(m);
     te_embedding_desc d = {.num_embeddings = SV_WORDS + 1, .embedding_dim = SV_WIDTH, .parallel.tp_group = s->group};
     sv_refused(s, te_embedding_create(te, &d), TE_ERR_INVALID, "num_embeddings is 25 and tp_size");
     sv_refused(s, te_parallel_lm_logits(id, id, &(te_parallel_lm_logits_desc){.tp_group = s->group}), TE_ERR_DTYPE, "te_parallel_lm_logits");
@@ -204,6 +209,50 @@ TE_TEST(shared_vocabulary_decodes) {
         test_case("case %d", i);
         run_ranks(i % 2 ? 4 : 2, decode_rank, &cases[i]);
     }
+}
+
+/* A rank without memory, anywhere in a forward or backward pass: the others hear of it from this rank, and wait for
+ * nothing. */
+typedef struct starved {
+    sv_case c;
+    int phase;
+    int64_t request;
+    int *reached;
+} starved;
+static void starved_rank(rank_state *s) {
+    const starved *f = (const starved *)s->arg;
+    te_module *m = sv_make(s, &f->c, s->group);
+    te_tensor *ids = sv_ids(s->te, 2, SV_LENGTH), *loss = NULL;
+    te_result result = TE_OK;
+    EXPECT(s, te_barrier(s->group) == TE_OK);
+    te_memory_trim(s->te);
+    for (int phase = 0; phase < 2 && result == TE_OK; phase++) {
+        s->fail_at = s->rank == 1 && phase == f->phase ? s->requests + f->request : 0;
+        if (phase == 0) {
+            loss = te_cross_entropy(te_forward(m, ids), ids, &(te_cross_entropy_desc){.dist_process_group = te_causal_lm_logits_group(m)});
+            result = te_error_code(s->te);
+        } else result = te_backward(loss);
+        if (s->rank == 1 && s->fail_at) *f->reached = s->requests >= s->fail_at;
+        s->fail_at = 0;
+    }
+    s->failed = result != TE_OK;
+    if (s->failed && s->rank == 0) EXPECT(s, strstr(te_error(s->te), "rank 1"));
+    te_clear_error(s->te);
+    te_module_destroy(m);
+}
+TE_TEST(shared_vocabulary_of_a_rank_that_starves) {
+    for (int way = 0; way < 2; way++)
+        for (int phase = 0; phase < 2; phase++) {
+            int reached = 1, failures = 0;
+            starved f = {.c = {.tied = !way, .parallel = {.sequence_parallel = way, .parallel_output = way}}, .phase = phase, .reached = &reached};
+            for (f.request = 1; reached; f.request += 10 * test_every_odd(1)) {
+                test_case("way %d, phase %d, request %lld", way, phase, (long long)f.request);
+                rank_state *s = run_ranks(2, starved_rank, &f);
+                CHECK(s[1].failed || !s[0].failed);
+                failures += s[1].failed;
+            }
+            CHECK_MSG(failures > 2, "%d failures", failures);
+        }
 }
 
 /* ---- folders ---- */

@@ -17,8 +17,8 @@ typedef struct te_lm_rotary {
 typedef struct te_lm_parallel_options {
     te_switch vocab_parallel; /* on: the ranks share the vocabulary. Each has vocab_size / size rows of the embedding
                                * and of lm_head, and its columns of the logits; they must divide vocab_size. Off: each
-                               * has the whole. 0 => on if they divide vocab_size, else off. Megatron: always on, and
-                               * pads the vocabulary */
+                               * has the whole. 0 => on if they divide vocab_size, else off. The module lm_head by
+                               * itself gives this rank's columns. Megatron: always on, and pads the vocabulary */
     bool parallel_output;     /* with a shared vocabulary, a forward returns this rank's columns of the logits, for
                                * te_cross_entropy, which never gathers them: dist_process_group is
                                * te_causal_lm_logits_group. Calls with kv_cache return all columns. false => all calls

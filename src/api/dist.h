@@ -43,9 +43,8 @@
  * experts.
  *
  *     tensor                                  16 (n - 1)/n T h
- *     tensor, sequence_parallel               20 (n - 1)/n T h; 14 with an FP8 recipe whose codes are gathered
- *     tensor, in a CausalLM                   28 (n - 1)/n T h, and 38 with sequence_parallel: each projection
- *                                             exchanges by itself
+ *     tensor, sequence_parallel               20 (n - 1)/n T h; 14 with an FP8 recipe whose codes are gathered; 38 in a
+ *                                             CausalLM, each of whose projections exchanges by itself
  *     context, TE_CP_P2P                      (8 (n - 1)/n + 8) T g: gradients of keys and values travel in f32
  *     context, TE_CP_ALL_GATHER               12 (n - 1)/n T g
  *     context, TE_CP_A2A                      8 (n - 1)/n T/n (q + g)

@@ -365,6 +365,17 @@ static te_tensor *te__sum_rows(const te__parallel *p, te_tensor *x) {
     return p->sequence ? te__record("scatter", y, te__scatter_backward, p, sizeof(*p), &x, 1, NULL, 0) : y;
 }
 
+static te_result te__input_sum_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                        te_tensor **dx, const bool *needs) {
+    (void)saved, (void)needs;
+    dx[0] = te__summed(((const te__parallel *)state)->group, te_tensor_contiguous(dy[0]));
+    return dx[0] ? TE_OK : te_error_code(te);
+}
+/* Returns x for products of which each rank has columns: its gradient is the sum of theirs over the ranks. */
+static te_tensor *te__input_sum(const te__parallel *p, te_tensor *x) {
+    return te__record("input_sum", te__alias(x), te__input_sum_backward, p, sizeof(*p), &x, 1, NULL, 0);
+}
+
 /* ---- results that each rank reads whole ---- */
 
 typedef struct te__whole_state {

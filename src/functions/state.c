@@ -13,6 +13,8 @@ typedef struct te__functions_state {
     te_tensor *residual; /* set by a module for the child that it runs next: the child may add this to its output, and
                           * then sets it to NULL (te__take_residual) */
     bool whole_rows;  /* true: a model runs its modules without sequence parallelism: each rank has all rows */
+    bool input_sums;  /* true: column-parallel products leave the sum of their input's gradient over the ranks to a node
+                       * before them (te__input_sum_begin) */
     bool any_rows;    /* true: onnx/export.c records a graph for any number of rows, so an output's offset in its
                        * buffer must not depend on the number of rows */
 } te__functions_state;

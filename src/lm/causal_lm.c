@@ -145,8 +145,9 @@ static te_result te__decoder_step(te_module *m, const te_forward_args *args, te_
 
 static te_result te__decoder_attention_forward(te_module *m, te_forward_args *args) {
     const te__decoder_attention *s = (const te__decoder_attention *)m->state;
+    static const char *const names[3] = {"q_proj", "k_proj", "v_proj"};
     te_kv_cache *cache = args->kv_cache;
-    te_forward_args core = TE_ZERO, out = TE_ZERO;
+    te_forward_args core = TE_ZERO, out = TE_ZERO, in;
     te_rotary_desc rotary = s->rotary;
     te_tensor *residual = te__take_residual(m->te);
     te__late_norm *norm = te__take_norm(m->te);
@@ -183,13 +184,20 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     }
     te__hand_on(&core, args);
     core.attention.attn_mask_type = TE_MASK_CAUSAL;
-    outer = te__share_begin(&shared, args->input);
+    in = *args;
+    in.input = te__input_sum_begin(m, args->input, names, 3);
+    if (!in.input) {
+        te__input_sum_end(m->te);
+        return te_error_code(m->te);
+    }
+    outer = te__share_begin(&shared, in.input);
     if (on_device && te__decoder_packs(m, args)) result = te__decoder_step(m, args, norm, &rotary, &core);
     else {
         result = te__late_norm_run(norm);
-        if (result == TE_OK) result = te__decoder_parts(m, args, &rotary, on_device, &core);
+        if (result == TE_OK) result = te__decoder_parts(m, &in, &rotary, on_device, &core);
     }
     te__share_end(&shared, outer);
+    te__input_sum_end(m->te);
     if (result != TE_OK) return te_error_code(m->te);
     y = te__run_child(m, "sdpa", &core);
     shape[0] = args->input->shape[0] * parts; /* o_proj leaves this rank's part of the first dimension */

@@ -368,6 +368,7 @@ static te__parallel te__parallel_as(const te_module *m, te_parallel_mode mode) {
     te__parallel p = m->parallel;
     p.mode = mode;
     p.sequence = p.sequence && !te__functions_of(m->te)->whole_rows;
+    if (mode == TE_PARALLEL_COLUMN && te__functions_of(m->te)->input_sums) p.mode = TE_PARALLEL_NONE;
     return p;
 }
 /* ---- the weight and the bias of a GEMM, each stored as one parameter or split into several ---- */

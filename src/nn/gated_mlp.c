@@ -43,10 +43,15 @@ static te_result te__gated_mlp_forward(te_module *m, te_forward_args *args) {
     te_forward_args in = TE_ZERO;
     te__joint joint;
     te_result result;
+    const char *const names[2] = {s->up, s->gate};
     int h;
     te__hand_on(&in, args);
-    in.input = args->input;
-    outer = te__share_begin(&shared, args->input);
+    in.input = te__input_sum_begin(m, args->input, names, s->gate ? 2 : 1);
+    if (!in.input) {
+        te__input_sum_end(m->te);
+        return te_error_code(m->te);
+    }
+    outer = te__share_begin(&shared, in.input);
     result = te__joint_begin(m, halves, norm, &joint);
     for (h = s->gate ? 0 : 1; h < 2 && result == TE_OK; h++) {
         int64_t half = halves ? halves->shape[1] / 2 : 0;
@@ -55,6 +60,7 @@ static te_result te__gated_mlp_forward(te_module *m, te_forward_args *args) {
     }
     te__functions_of(m->te)->place = NULL;
     te__share_end(&shared, outer);
+    te__input_sum_end(m->te);
     if (te__joint_has(&joint, 0, parts[0]) && te__joint_has(&joint, 1, parts[1]) && te__is_half(parts[0], halves, 0) &&
         te__is_half(parts[1], halves, 1)) {
         step.activation = s->activation;

@@ -7,6 +7,27 @@ static bool te__is_plain_linear(const te_module *m) {
            !((const te__linear_module *)m->state)->desc.gemm.return_bias;
 }
 
+/* Returns whether the Linear m can leave the sum of its input's gradient to a node before it: what runs it is this
+ * call, and not te_backward alone, and no sum is to run beside its products. */
+static bool te__leaves_input_sum(const te_module *m) {
+    return m && m->cls == &te__linear_class && !m->own_forward && !te__runs_graphs(m) && !m->checkpoint &&
+           te__shares(&m->parallel, TE_PARALLEL_COLUMN) && m->parallel.group && !m->parallel.sequence &&
+           !(m->parallel.beside & (TE__UB_OVERLAP_RS_DGRAD | TE__UB_BULK_WGRAD));
+}
+/* Begins calls of the Linears `names` of m, which all read x: if ranks have columns of each, the gradient of x is
+ * summed over the ranks once, and not for each of them. Returns x, or what they read in its place. */
+static te_tensor *te__input_sum_begin(te_module *m, te_tensor *x, const char *const *names, int n) {
+    te__parallel p;
+    int i;
+    if (!te__wants_grad(x) || x->quantized) return x;
+    for (i = 0; i < n; i++)
+        if (!te__leaves_input_sum(te_module_find(m, names[i]))) return x;
+    p = te_module_find(m, names[0])->parallel;
+    te__functions_of(m->te)->input_sums = true;
+    return te__input_sum(&p, x);
+}
+static void te__input_sum_end(te_ctx *te) { te__functions_of(te)->input_sums = false; }
+
 /* Returns true if m is a norm that computes its class's forward. */
 static bool te__is_plain_norm(const te_module *m) {
     return m && (m->cls == &te__rmsnorm_class || m->cls == &te__layernorm_class) && !m->own_forward &&

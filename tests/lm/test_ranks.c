@@ -14,6 +14,7 @@ typedef struct lm_case {
     int vocabulary;            /* 0: LM_VOCABULARY, which no ranks divide */
     te_lm_parallel_options parallel;
     bool checkpoint;           /* layers run again in the backward pass */
+    bool projection;           /* so does a projection, by itself */
 } lm_case;
 
 static int vocabulary_of(const lm_case *c) { return c->vocabulary ? c->vocabulary : LM_VOCABULARY; }
@@ -38,6 +39,7 @@ static te_module *make_lm(te_ctx *te, const lm_case *c, const te_dist *dist) {
     d.parallel = c->parallel;
     te_seed(te, 21);
     te_module *m = te_causal_lm_create(te, &d);
+    if (c->projection) te_module_set_checkpoint(te_module_find(m, "model.layers.0.self_attn.k_proj"), true), te_module_set_checkpoint(te_module_find(m, "model.layers.1.mlp.up_proj"), true);
     for (int i = 0; i < 2 && c->checkpoint; i++) te_module_set_checkpoint(te_module_find(m, i ? "model.layers.1" : "model.layers.0"), true);
     return m;
 }
@@ -142,6 +144,8 @@ TE_TEST(models_that_ranks_share) {
                  /* a vocabulary and tokens that ranks share */
                  {2, {.tp = 2, .vocabulary = 38}},
                  {2, {.tp = 2, .vocabulary = 38, .tied = true, .parallel = {.parallel_output = true}}},
+                 {2, {.tp = 2, .projection = true}},
+                 {2, {.tp = 2, .checkpoint = true}},
                  {2, {.tp = 2, .qk_norm = true, .parallel = {.sequence_parallel = true}}},
                  {2, {.tp = 2, .tied = true, .parallel = {.sequence_parallel = true}}},
                  {2, {.tp = 2, .vocabulary = 38, .checkpoint = true, .parallel = {.sequence_parallel = true, .parallel_output = true}}},

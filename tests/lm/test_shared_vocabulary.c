@@ -147,8 +147,8 @@ static void parts_rank(rank_state *s) {
             EXPECT(s, sent.reduce_scatter.calls == (c.parallel.sequence_parallel ? 1 + 2 * SV_LAYERS : 0));
             EXPECT(s, te_backward(loss) == TE_OK);
             const te_group_stats both = te_group_get_stats(s->group);
-            /* api/dist.h, of two bytes: 38 or 28 of a layer, 10 or 8 of embedding and head, 12 of the loss */
-            const int64_t units = c.parallel.sequence_parallel ? 38 * SV_LAYERS + 10 : 28 * SV_LAYERS + 8;
+            /* api/dist.h, of two bytes: 38 or 16 of a layer, 10 or 8 of embedding and head, 12 of the loss */
+            const int64_t units = c.parallel.sequence_parallel ? 38 * SV_LAYERS + 10 : 16 * SV_LAYERS + 8;
             if (pass) EXPECT(s, both.all_reduce.bytes + both.all_gather.bytes + both.reduce_scatter.bytes == (uint64_t)(units / 2 * others * TOKENS * row / n + 12 * others * TOKENS));
             te_module_zero_grad(m);
             te_scope_end(s->te);

@@ -503,26 +503,29 @@ static te_result te__hf_read_range(te__hf_folder *f, const te__lm_group *g, int6
     }
     return result;
 }
+/* Returns whether ranks divide the rows of a parameter. */
+static bool te__has_rows(const te_tensor *x) { return te__lm_split(x) && x->split->dim == 0; }
 /* Returns whether the files have this rank's elements of each parameter of a group in the parameter's own order, behind
- * each other, and as numbers: whole parameters, or rows that ranks divide. */
+ * each other, and as numbers: whole parameters, rows that ranks divide, or experts of its own. */
 static bool te__hf_by_rows(const te__lm_group *g, te_module *m) {
     int i;
     for (i = 0; i < g->count[TE__LM_MODEL]; i++) {
         const te_tensor *x = te__lm_model_tensor(g, m, i);
         const te__split *s = te__lm_split(x);
-        if (x->quantized || (s && (s->dim != 0 || s->sharding.num_blocks))) return false;
+        if (x->quantized || (s && (s->dim > 0 || s->sharding.num_blocks))) return false;
     }
     return !g->rule->transposed;
 }
 /* Returns the number that the first element of parameter `place` of a group, by rows, has among those of the file. */
 static int64_t te__hf_first_element(const te__lm_group *g, te_module *m, int place) {
     const te_tensor *x = te__lm_model_tensor(g, m, place);
-    const te__split *s = te__lm_split(x);
-    int64_t first = s ? te__group_rank(s->group) * te__numel(x) : 0;
+    int64_t first = te__has_rows(x) ? te__group_rank(x->split->group) * te__numel(x) : 0;
     int i;
+    for (i = 0; g->stacked[TE__LM_MODEL] && i < te__lm_patterns(g->rule->model); i++) /* experts of ranks before */
+        first += g->first * te__numel(te__lm_model_tensor(g, m, i));
     for (i = 0; i < place; i++) {
         x = te__lm_model_tensor(g, m, i);
-        first += te__numel(x) * (te__lm_split(x) ? te__lm_split(x)->size : 1);
+        first += te__numel(x) * (te__has_rows(x) ? x->split->size : 1);
     }
     return first;
 }
@@ -571,6 +574,6 @@ static bool te__hf_load(void *user, te_module *m, const char *path, te_tensor *x
     e = te__hf_find(f, name, &shard);
     if (te__lm_is_whole(&g) && !x->quantized && e->dtype == x->dtype && !(te__lm_split(x) && x->split->dim >= 0))
         return te_safetensors_read_into(f->shards[shard].file, name, x) == TE_OK;
-    if (te__lm_split(x) && te__hf_by_rows(&g, f->model)) return te__hf_load_rows(f, &g) == TE_OK;
+    if (te__has_rows(x) && te__hf_by_rows(&g, f->model)) return te__hf_load_rows(f, &g) == TE_OK;
     return te__hf_load_group(f, &g) == TE_OK;
 }

@@ -66,7 +66,7 @@ static bool te__hf_load_whole(void *user, te_module *m, const char *path, te_ten
     if (kind != TE_ENTRY_PARAMETER || !te__hf_in_unit(u, m) ||
         te__lm_group_of(u->f->names, u->f->model, path, &g) > 0 || te__hf_by_slices(u, &g))
         return true;
-    if (te__lm_split(x) && te__hf_by_rows(&g, u->f->model)) return te__hf_load_rows(u->f, &g) == TE_OK;
+    if (te__has_rows(x) && te__hf_by_rows(&g, u->f->model)) return te__hf_load_rows(u->f, &g) == TE_OK;
     n = g.count[TE__LM_FILE];
     parts = (te_tensor **)te__alloc_zero(te, (size_t)n * sizeof(te_tensor *));
     fine = parts != NULL;

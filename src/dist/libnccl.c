@@ -23,7 +23,8 @@ typedef struct te__nccl_config {
 enum {
     TE__NCCL_SUCCESS = 0,
     TE__NCCL_IN_PROGRESS = 7,
-    TE__NCCL_MIN = 21800, /* 2.18: the first version with ncclCommSplit */
+    TE__NCCL_MIN = 21800,    /* 2.18: the first version with ncclCommSplit */
+    TE__NCCL_BLOCKS = 22200, /* 2.22: the first whose ncclCommAbort, in a group, frees the communicator at its end */
     TE__NCCL_U8 = 1,
     TE__NCCL_I32 = 2,
     TE__NCCL_I64 = 4,
@@ -127,13 +128,16 @@ static te_result te__nccl_open(te_ctx *te, const char *who) {
     return r;
 }
 
+/* Returns whether communicators block (dist/nccl.c). */
+static bool te__nccl_blocks(void) { return te__nccl.version >= TE__NCCL_BLOCKS; }
+
 static te__nccl_config te__nccl_config_of(void) {
     const int undefined = INT32_MIN;
     te__nccl_config c = TE_ZERO;
     c.size = sizeof c;
     c.magic = 0xcafebeef;
     c.version = TE__NCCL_MIN;
-    c.blocking = 0; /* no call waits for other ranks, so that a group can be ended while one does not come */
+    c.blocking = te__nccl_blocks();
     c.cga_cluster_size = c.min_ctas = c.max_ctas = c.split_share = undefined;
     return c;
 }

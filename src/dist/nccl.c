@@ -2,19 +2,28 @@
  * file must not depend on modules and recipes.
  *
  * Several threads use a group. The context's own thread queues collectives. The store's watcher (dist/store.c) ends the
- * communicator when a rank is gone, and measures how long collectives take. Any thread may abort the group. The
- * communicator is used by the thread that holds `mutex` alone. A thread that holds it must not call functions of the
- * store, because the watcher takes it while it holds the store's mutex. */
+ * communicator when a rank is gone, and measures how long collectives take. Any thread may abort the group. A thread
+ * that holds `mutex` must not call functions of the store, because the watcher takes it while it holds the store's mutex.
+ *
+ * Communicators block: ncclAllReduce and the others queue their kernels and return in about 10 us. One that does not
+ * block (ncclConfig_t.blocking = 0) starts a thread in each call, and takes about 90. A call may wait for another rank:
+ * while NCCL connects the two, or while the stream is full behind a collective that does not end. So the context's
+ * thread holds no mutex in a call; it is `inside`. The thread that ends the communicator begins a group of NCCL's and
+ * calls ncclCommAbort in it. That sets flags which end the other thread's wait; NCCL frees the communicator at the end
+ * of the group, when the other thread is not inside any more. NCCL before 2.22 frees it in ncclCommAbort: there,
+ * communicators do not block, and it is called when the other thread is not inside. */
 
 #ifndef _WIN32
 
 enum { TE__NCCL_MARKS = 16 };
 
-/* A communicator that a thread ends. The thread may outlive the group and the context, so this is not their memory. */
+/* A communicator and how it ends. The thread that ends it may outlive the group and the context, so this is not their
+ * memory. */
 typedef struct te__nccl_end_of {
-    te__nccl_comm *comm;
-    bool peace;   /* it is destroyed, not aborted */
-    int64_t over; /* atomic: NCCL has ended it */
+    te__nccl_comm *comm; /* NULL: it does not end yet */
+    bool peace;          /* it is destroyed, not aborted */
+    int64_t inside;      /* atomic: the context's thread is in calls of NCCL's */
+    int64_t over;        /* atomic: NCCL has ended it */
 } te__nccl_end_of;
 
 typedef struct te__nccl_rank {
@@ -29,9 +38,10 @@ typedef struct te__nccl_rank {
     int splits; /* te_group_split calls so far */
     bool told;  /* the context has been told that the group has failed */
     te__mutex mutex;
-    te__nccl_comm *comm;   /* NULL: not made yet, or ended */
-    bool ended;            /* the watcher, or te_group_destroy, has taken `comm` away to end it */
-    te__nccl_end_of *ending; /* the work of the thread `ender`; NULL: there is no such thread */
+    te__nccl_comm *comm;  /* NULL: not made yet, or ended */
+    int64_t ended;        /* atomic: the watcher, or te_group_destroy, has taken `comm` away to end it */
+    te__nccl_end_of *end; /* NULL: the group has one rank */
+    bool has_ender;       /* there is the thread `ender`, which ends the communicator */
     te__thread ender;
     te__nccl_comm *born; /* NCCL writes a part's communicator here, perhaps until the group's own has been ended */
     /* Events after the collectives that perhaps have not passed yet: event[(first + i) % TE__NCCL_MARKS]. */
@@ -60,10 +70,22 @@ static te_result te__nccl_fail(te__nccl_rank *me, te_result code, const char *wh
     return te__fail(me->te, code, "%s: group \"%s\", rank %d of %d: %s", who, me->name, me->rank, me->size, why);
 }
 
+static void te__nccl_await_outside(te__nccl_end_of *end) {
+    while (te__atomic_load(&end->inside)) te__sleep(1e-3);
+}
 static void te__nccl_end_now(void *user) {
     te__nccl_end_of *end = (te__nccl_end_of *)user;
-    if (end->peace) te__nccl.CommDestroy(end->comm);
-    else te__nccl.CommAbort(end->comm);
+    if (end->peace) {
+        te__nccl.CommDestroy(end->comm);
+    } else if (te__nccl_blocks()) {
+        te__nccl.GroupStart();
+        te__nccl.CommAbort(end->comm);
+        te__nccl_await_outside(end);
+        te__nccl.GroupEnd();
+    } else {
+        te__nccl_await_outside(end);
+        te__nccl.CommAbort(end->comm);
+    }
     te__atomic_store(&end->over, 1);
 }
 
@@ -71,22 +93,21 @@ static void te__nccl_end_now(void *user) {
  * the other ranks have ended theirs or are gone. Neither the context's thread, which destroys graphs, nor the watcher,
  * which has other groups to end, may wait for that: a thread of its own does. */
 static void te__nccl_end(te__nccl_rank *me, bool peace) {
-    te__nccl_end_of here = TE_ZERO, *end = (te__nccl_end_of *)malloc(sizeof(*end));
-    bool begun = false;
+    te__nccl_end_of *end = me->end;
+    bool ends;
     te__mutex_lock(&me->mutex);
-    here.comm = me->ended ? NULL : me->comm;
-    here.peace = peace;
-    me->comm = NULL;
-    me->ended = true;
-    if (here.comm && end) {
-        *end = here;
-        begun = te__thread_start(&me->ender, te__nccl_end_now, end);
-        if (begun) me->ending = end; /* with the mutex, since te_group_destroy looks at it behind its own call */
+    ends = me->comm && !te__atomic_load(&me->ended);
+    if (ends) {
+        end->comm = me->comm;
+        end->peace = peace;
     }
+    me->comm = NULL;
+    te__atomic_store(&me->ended, 1);
+    /* with the mutex, since te_group_destroy looks at it behind its own call */
+    me->has_ender = me->has_ender || (ends && te__thread_start(&me->ender, te__nccl_end_now, end));
+    ends = ends && !me->has_ender;
     te__mutex_unlock(&me->mutex);
-    if (begun) return;
-    free(end);
-    if (here.comm) te__nccl_end_now(&here);
+    if (ends) te__nccl_end_now(end);
 }
 /* The watcher calls this: the group has failed, and what it is doing must end. */
 static void te__nccl_stop(void *user) { te__nccl_end((te__nccl_rank *)user, false); }
@@ -205,36 +226,52 @@ static te_result te__nccl_capture(te__nccl_rank *me) {
 
 /* ---- calling NCCL ---- */
 
-/* Polls a communicator until NCCL is through with the call that returned r. Returns NCCL's result. The caller holds the
- * mutex, which is free between two looks: the watcher may end the communicator then. ncclCommSplit returns ncclSuccess
- * while the communicator is still at work, so each call is followed by one look at least. */
-static te__nccl_result te__nccl_settle(te__nccl_rank *me, te__nccl_comm *const *comm, te__nccl_result r) {
-    const double soon = te__time_now() + 200e-6; /* NCCL queues a kernel in less, unless it waits for other ranks */
+/* The context's thread begins to call NCCL. Returns the communicator, which stays until te__nccl_leave; NULL: it has been
+ * ended. */
+static te__nccl_comm *te__nccl_enter(te__nccl_rank *me) {
+    te__nccl_comm *comm;
+    te__mutex_lock(&me->mutex);
+    comm = te__atomic_load(&me->ended) ? NULL : me->comm;
+    if (comm) te__atomic_store(&me->end->inside, 1);
+    te__mutex_unlock(&me->mutex);
+    return comm;
+}
+/* It is through with its calls, whose result is r. Returns the result, which is no success if the communicator has been
+ * ended meanwhile. */
+static te__nccl_result te__nccl_leave(te__nccl_rank *me, te__nccl_result r) {
+    te__atomic_store(&me->end->inside, 0);
+    return te__atomic_load(&me->ended) ? TE__NCCL_IN_PROGRESS : r;
+}
+/* Polls a communicator until NCCL is through with the call that returned r. Returns NCCL's result. Called between
+ * te__nccl_enter and te__nccl_leave. Of a communicator that does not block, ncclCommSplit returns ncclSuccess while it is
+ * still at work; of each, errors of NCCL's own threads show here alone: so each call is followed by one look. */
+static te__nccl_result te__nccl_settle(te__nccl_rank *me, te__nccl_comm *comm, te__nccl_result r) {
+    double soon = 0; /* NCCL queues a kernel in 200 us, unless it waits for other ranks */
     if (r == TE__NCCL_SUCCESS) r = TE__NCCL_IN_PROGRESS;
-    while (r == TE__NCCL_IN_PROGRESS && *comm && !me->ended) {
+    while (r == TE__NCCL_IN_PROGRESS && !te__atomic_load(&me->ended)) {
         te__nccl_result code = TE__NCCL_SUCCESS;
-        r = te__nccl.CommGetAsyncError(*comm, &code);
+        r = te__nccl.CommGetAsyncError(comm, &code);
         if (r == TE__NCCL_SUCCESS) r = code;
         if (r != TE__NCCL_IN_PROGRESS) break;
-        te__mutex_unlock(&me->mutex);
+        if (soon == 0) soon = te__time_now() + 200e-6;
         if (te__time_now() < soon) te__thread_yield();
         else te__sleep(20e-6);
-        te__mutex_lock(&me->mutex);
     }
     return r;
 }
 
 /* Sends and receives blocks of lines. NCCL runs them all at once. */
-static te__nccl_result te__nccl_exchange(te__nccl_rank *me, const te__nccl_call *c, void *stream) {
+static te__nccl_result te__nccl_exchange(te__nccl_rank *me, te__nccl_comm *comm, const te__nccl_call *c,
+                                         void *stream) {
     te__nccl_result r = te__nccl.GroupStart(), end;
     const char *x = (const char *)c->x;
     char *out = (char *)c->out;
     int i;
     for (i = 0; i < me->size && (r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS); i++) {
         const size_t sends = (size_t)c->send_counts[i] * c->count, receives = (size_t)c->recv_counts[i] * c->count;
-        if (sends) r = te__nccl.Send(x, sends, TE__NCCL_U8, i, me->comm, stream);
+        if (sends) r = te__nccl.Send(x, sends, TE__NCCL_U8, i, comm, stream);
         if (receives && (r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS))
-            r = te__nccl.Recv(out, receives, TE__NCCL_U8, i, me->comm, stream);
+            r = te__nccl.Recv(out, receives, TE__NCCL_U8, i, comm, stream);
         x += sends;
         out += receives;
     }
@@ -242,30 +279,31 @@ static te__nccl_result te__nccl_exchange(te__nccl_rank *me, const te__nccl_call 
     return r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS ? end : r;
 }
 /* Sends tensors to one rank and receives others from another. NCCL runs them all at once. */
-static te__nccl_result te__nccl_pass_on(te__nccl_rank *me, const te__nccl_call *c, void *stream) {
+static te__nccl_result te__nccl_pass_on(te__nccl_comm *comm, const te__nccl_call *c, void *stream) {
     te__nccl_result r = te__nccl.GroupStart(), end;
     int i;
     for (i = 0; i < 2 * c->n && (r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS); i++) {
         const te_tensor *x = i % 2 ? c->ins[i / 2] : c->outs[i / 2];
         const size_t bytes = te_tensor_bytes(x);
         if (!bytes) continue;
-        r = i % 2 ? te__nccl.Recv(te__data(x), bytes, TE__NCCL_U8, c->from, me->comm, stream)
-                  : te__nccl.Send(te__data(x), bytes, TE__NCCL_U8, c->peer, me->comm, stream);
+        r = i % 2 ? te__nccl.Recv(te__data(x), bytes, TE__NCCL_U8, c->from, comm, stream)
+                  : te__nccl.Send(te__data(x), bytes, TE__NCCL_U8, c->peer, comm, stream);
     }
     end = te__nccl.GroupEnd();
     return r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS ? end : r;
 }
 
-static te__nccl_result te__nccl_issue(te__nccl_rank *me, const te__nccl_call *c, void *stream) {
+static te__nccl_result te__nccl_issue(te__nccl_rank *me, te__nccl_comm *comm, const te__nccl_call *c,
+                                      void *stream) {
     switch (c->kind) {
-    case TE__ALL_REDUCE: return te__nccl.AllReduce(c->x, c->out, c->count, c->dtype, c->op, me->comm, stream);
-    case TE__ALL_GATHER: return te__nccl.AllGather(c->x, c->out, c->count, c->dtype, me->comm, stream);
-    case TE__REDUCE_SCATTER: return te__nccl.ReduceScatter(c->x, c->out, c->count, c->dtype, c->op, me->comm, stream);
-    case TE__BROADCAST: return te__nccl.Broadcast(c->x, c->out, c->count, c->dtype, c->peer, me->comm, stream);
-    case TE__SEND: return te__nccl.Send(c->x, c->count, c->dtype, c->peer, me->comm, stream);
-    case TE__RECV: return te__nccl.Recv(c->out, c->count, c->dtype, c->peer, me->comm, stream);
-    case TE__PASS: return te__nccl_pass_on(me, c, stream);
-    default: return te__nccl_exchange(me, c, stream);
+    case TE__ALL_REDUCE: return te__nccl.AllReduce(c->x, c->out, c->count, c->dtype, c->op, comm, stream);
+    case TE__ALL_GATHER: return te__nccl.AllGather(c->x, c->out, c->count, c->dtype, comm, stream);
+    case TE__REDUCE_SCATTER: return te__nccl.ReduceScatter(c->x, c->out, c->count, c->dtype, c->op, comm, stream);
+    case TE__BROADCAST: return te__nccl.Broadcast(c->x, c->out, c->count, c->dtype, c->peer, comm, stream);
+    case TE__SEND: return te__nccl.Send(c->x, c->count, c->dtype, c->peer, comm, stream);
+    case TE__RECV: return te__nccl.Recv(c->out, c->count, c->dtype, c->peer, comm, stream);
+    case TE__PASS: return te__nccl_pass_on(comm, c, stream);
+    default: return te__nccl_exchange(me, comm, c, stream);
     }
 }
 
@@ -290,9 +328,9 @@ static te_result te__nccl_run(te__nccl_rank *me, const te__nccl_call *c, const c
     r = te->device->enter ? te->device->enter(te, &entered) : TE_OK;
     if (r == TE_OK && c->count) {
         void *stream = me->on ? me->on->handle : te_ctx_cu_stream(te);
-        te__mutex_lock(&me->mutex);
-        code = me->ended ? TE__NCCL_IN_PROGRESS : te__nccl_settle(me, &me->comm, te__nccl_issue(me, c, stream));
-        te__mutex_unlock(&me->mutex);
+        te__nccl_comm *comm = te__nccl_enter(me);
+        code = comm ? te__nccl_leave(me, te__nccl_settle(me, comm, te__nccl_issue(me, comm, c, stream)))
+                    : TE__NCCL_IN_PROGRESS;
         if (code != TE__NCCL_SUCCESS) r = te__nccl_failed(me, who, code);
     }
     if (te->device->leave) te->device->leave(entered);
@@ -512,13 +550,11 @@ static void te__nccl_close(te__nccl_rank *me) {
         te__store_leave(me->store, &me->member);
         peace = !te->capture && !te__member_failed(me->store, &me->member, NULL);
         te__nccl_end(me, peace);
-        while (me->ending && !(over = te__atomic_load(&me->ending->over) != 0) && te__time_now() < until)
+        while (me->has_ender && !(over = te__atomic_load(&me->end->over) != 0) && te__time_now() < until)
             te__sleep(1e-3);
         te__store_remove(me->store, &me->member);
-        if (me->ending && over) {
-            te__thread_join(&me->ender);
-            free(me->ending);
-        }
+        if (me->has_ender && over) te__thread_join(&me->ender);
+        if (over) free(me->end);
         if (me->born) te__nccl.CommAbort(me->born);
         for (i = 0; i < me->num_events; i++) te->device->event_destroy(te, me->event[i]);
         if (--me->store->refs == 0) te__store_close(me->store, me->store->timeout, NULL);

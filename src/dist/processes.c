@@ -19,6 +19,14 @@ static te__nccl_rank *te__nccl_rank_create(te_ctx *te, te__store *store, uint64_
     me->ranks = ranks;
     te__mutex_init(&me->mutex);
     if (!store) return me;
+    me->end = (te__nccl_end_of *)calloc(1, sizeof *me->end);
+    if (!me->end) {
+        te__fail(te, TE_ERR_OUT_OF_MEMORY, "a group of %d processes: no memory of the host for its communicator", size);
+        te__mutex_free(&me->mutex);
+        te__free(te, ranks);
+        te__free(te, me);
+        return NULL;
+    }
     me->store = store;
     store->refs++;
     me->member.id = id;
@@ -66,9 +74,28 @@ static te_result te__nccl_gather(te__nccl_rank *me, const char *who, const void 
     return r == TE_OK ? r : te__nccl_fail(me, r, who, why);
 }
 
+/* Makes the communicator. In a group, NCCL gives it at once and connects the ranks at the group's end: the watcher can end
+ * it while this thread waits there for the others. */
+static te__nccl_result te__nccl_init(te__nccl_rank *me, te__nccl_id id) {
+    te__nccl_config config = te__nccl_config_of();
+    te__nccl_comm *comm = NULL;
+    te__nccl_result r = TE__NCCL_IN_PROGRESS, end;
+    te__mutex_lock(&me->mutex);
+    if (te__atomic_load(&me->ended)) {
+        te__mutex_unlock(&me->mutex);
+        return r;
+    }
+    r = te__nccl.GroupStart();
+    if (r == TE__NCCL_SUCCESS) r = te__nccl.CommInitRankConfig(&comm, me->size, id, me->rank, &config);
+    me->comm = comm;
+    if (comm) te__atomic_store(&me->end->inside, 1);
+    te__mutex_unlock(&me->mutex);
+    end = te__nccl.GroupEnd();
+    if (r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS) r = end;
+    return comm ? te__nccl_leave(me, te__nccl_settle(me, comm, r)) : r;
+}
 /* Makes the communicator, with the id of NCCL's that rank 0 has made. All ranks must do it. */
 static te_result te__nccl_connect(te__nccl_rank *me, const char *who) {
-    te__nccl_config config = te__nccl_config_of();
     te__nccl_result code = TE__NCCL_SUCCESS;
     te__nccl_id own, *ids = (te__nccl_id *)te__alloc(me->te, (size_t)me->size * sizeof *ids);
     char why[TE__WHY_TEXT];
@@ -83,11 +110,7 @@ static te_result te__nccl_connect(te__nccl_rank *me, const char *who) {
         r = te__nccl_fail(me, TE_ERR_STATE, who, why);
     if (r == TE_OK) r = te__nccl_gather(me, who, &own, sizeof own, ids);
     if (r == TE_OK) {
-        te__mutex_lock(&me->mutex);
-        code = TE__NCCL_IN_PROGRESS;
-        if (!me->ended) code = te__nccl.CommInitRankConfig(&me->comm, me->size, ids[0], me->rank, &config);
-        code = te__nccl_settle(me, &me->comm, code);
-        te__mutex_unlock(&me->mutex);
+        code = te__nccl_init(me, ids[0]);
         if (code != TE__NCCL_SUCCESS) r = te__nccl_failed(me, who, code);
     }
     te__member_end(me->store, &me->member);
@@ -155,19 +178,22 @@ static te__nccl_rank *te__nccl_part(te__nccl_rank *me, const int64_t *pairs, int
 static te_result te__nccl_split_comm(te__nccl_rank *me, te__nccl_rank *part, int color, int key, const char *who) {
     te__nccl_config config = te__nccl_config_of();
     te__nccl_result code = TE__NCCL_IN_PROGRESS;
-    te__nccl_comm *comm = NULL;
+    te__nccl_comm *whole = te__nccl_enter(me), *comm = NULL;
+    if (whole) {
+        code = te__nccl.CommSplit(whole, part ? color : TE__NCCL_NO_COLOR, key, &me->born, &config);
+        code = te__nccl_settle(me, whole, code);
+        if (code == TE__NCCL_SUCCESS && me->born) code = te__nccl_settle(me, me->born, code);
+        code = te__nccl_leave(me, code);
+    }
     te__mutex_lock(&me->mutex);
-    if (!me->ended) code = te__nccl.CommSplit(me->comm, part ? color : TE__NCCL_NO_COLOR, key, &me->born, &config);
-    code = te__nccl_settle(me, &me->comm, code);
-    if (code == TE__NCCL_SUCCESS && me->born) code = te__nccl_settle(me, &me->born, code);
-    if (!me->ended) {
+    if (!te__atomic_load(&me->ended)) {
         comm = me->born;
         me->born = NULL;
     }
     te__mutex_unlock(&me->mutex);
     if (comm && part && code == TE__NCCL_SUCCESS) {
         te__mutex_lock(&part->mutex);
-        if (!part->ended) {
+        if (!te__atomic_load(&part->ended)) {
             part->comm = comm;
             comm = NULL;
         }

@@ -9,8 +9,10 @@
  * several ranks may share a GPU; the bytes that NCCL's structs really have (te.h declares them itself). Those need a
  * GPU and NCCL.
  *
- * As NCCL does for communicators that do not block, a call returns ncclInProgress (ncclCommSplit: ncclSuccess), and goes
- * on while ncclCommGetAsyncError is called. Numbers of 16 bits are rounded after each addition, as in NCCL, in the order of the
+ * As in NCCL, a call of a communicator that blocks returns when it is through; where NCCL's would return with the kernel
+ * queued, this one has computed. Of one that does not block, a call returns ncclInProgress (ncclCommSplit: ncclSuccess),
+ * and goes on while ncclCommGetAsyncError is called. ncclCommAbort of another thread ends a call; in a group, as in NCCL
+ * since 2.22, it leaves the communicator to that call until ncclGroupEnd. Numbers of 16 bits are rounded after each addition, as in NCCL, in the order of the
  * ranks. ncclSend ends when its bytes have been received.
  *
  *     TE_NCCL_STAND_IN_DIR       where the mapped files lie; default /tmp
@@ -25,7 +27,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
+enum { SUCCESS = 0, SYSTEM_ERROR = 2, INTERNAL_ERROR = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
 enum { U8 = 1, I32 = 2, I64 = 4, F16 = 6, F32 = 7, BF16 = 9, SUM = 0, MAXIMUM = 2 };
 enum { MAX_SIZE = 16, SLOT = 1 << 20, PARCEL = 1 << 18, MAX_COMMS = 4096, MAX_P2P = 64 };
 
@@ -73,6 +75,9 @@ typedef struct ncclComm {
     size_t bytes;
     int64_t number; /* collectives so far */
     bool busy;      /* a call goes on */
+    bool blocks;    /* ncclConfig_t.blocking */
+    bool aborted;   /* by ncclCommAbort in a group that has not ended */
+    int inside;     /* calls that wait, each of another thread */
     int step;
     notice is;
     const void *x;
@@ -87,7 +92,7 @@ static comm *comms[MAX_COMMS]; /* all that there have ever been: a pointer is ne
 static int num_comms;
 static char last_text[512];
 static __thread int depth;
-static __thread comm *grouped;
+static __thread comm *grouped, *doomed; /* what ncclGroupEnd waits for; what it ends */
 
 #ifndef STAND_IN_OF_GPUS       /* a test's copy that says that it takes the memory of GPUs alone, as NCCL does */
 int te_nccl_takes_host_memory; /* te.h looks for the name */
@@ -130,7 +135,8 @@ static comm *look_up(comm *c, const char *call) {
     int i = 0;
     while (i < num_comms && comms[i] != c) i++;
     if (i == num_comms) misuse(call, "this is no communicator");
-    if (c->state == GONE) misuse(call, "the communicator has been destroyed or aborted");
+    if (c->state == GONE || (c->aborted && strcmp(call, "ncclCommGetAsyncError") && strcmp(call, "ncclGroupEnd")))
+        misuse(call, "the communicator has been destroyed or aborted");
     return c;
 }
 
@@ -187,6 +193,11 @@ static void end(comm *c) {
     c->map = NULL;
 }
 
+static int version_number(void) {
+    const char *text = getenv("TE_NCCL_STAND_IN_VERSION");
+    return text ? atoi(text) : 23207;
+}
+
 /* te.h's idea of ncclConfig_t, which must say that it is NCCL's. */
 typedef struct config {
     size_t size;
@@ -198,7 +209,8 @@ typedef struct config {
 static const char *bad_config(const config *f) {
     if (!f || f->size < sizeof *f || f->magic != 0xcafebeefu || f->version < 21800 || f->version > 29999)
         return "the configuration was not initialized";
-    if (f->blocking != 0) return "the stand-in has communicators that do not block, alone";
+    if (f->blocking != 0 && f->blocking != 1) return "a communicator blocks, or it does not";
+    if (f->blocking && version_number() < 22200) return "ncclCommAbort frees the communicator of a call that waits";
     for (int i = 0; i < 3; i++)
         if (f->rest[i] != INT_MIN) return "the configuration has a field that te.h does not set";
     if (f->net_name || f->split_share != INT_MIN) return "the configuration has a field that te.h does not set";
@@ -210,9 +222,8 @@ typedef struct unique_id {
 } unique_id;
 
 int ncclGetVersion(int *version) {
-    const char *text = getenv("TE_NCCL_STAND_IN_VERSION");
     if (!version) return refuse(NULL, INVALID_ARGUMENT, "ncclGetVersion", "version is NULL");
-    *version = text ? atoi(text) : 23207;
+    *version = version_number();
     return SUCCESS;
 }
 int ncclGetUniqueId(unique_id *id) {
@@ -227,6 +238,7 @@ int ncclGetUniqueId(unique_id *id) {
 const char *ncclGetErrorString(int code) {
     return code == SUCCESS            ? "no error"
            : code == SYSTEM_ERROR     ? "system error"
+           : code == INTERNAL_ERROR   ? "internal error"
            : code == INVALID_ARGUMENT ? "invalid argument"
            : code == INVALID_USAGE    ? "invalid usage"
                                       : "in progress";
@@ -241,11 +253,14 @@ int ncclCommInitRankConfig(comm **out, int size, unique_id id, int rank, config 
                                                     : bad_config(f);
     if (!bad && (id.bytes[127] || id.bytes[0] != '/')) bad = "the id is not one of ncclGetUniqueId's";
     if (bad) return refuse(NULL, INVALID_ARGUMENT, call, bad);
+    if (!depth) misuse(call, "te.h calls it in a group, so that it has the communicator before it waits");
     pthread_mutex_lock(&mutex);
     comm *c = *out = new_comm(rank, size, id.bytes);
-    int r = c->result = join(c);
+    c->blocks = f->blocking;
+    c->result = join(c);
+    grouped = c;
     pthread_mutex_unlock(&mutex);
-    return r;
+    return SUCCESS;
 }
 
 /* NCCL writes the new communicator when a split has ended, in whatever way; its caller has to end it. */
@@ -263,8 +278,16 @@ int ncclCommDestroy(comm *c) {
 
 int ncclCommAbort(comm *c) {
     pthread_mutex_lock(&mutex);
-    give_part(look_up(c, "ncclCommAbort"));
-    end(c);
+    look_up(c, "ncclCommAbort");
+    if (depth && version_number() >= 22200) {
+        if (doomed) misuse("ncclCommAbort", "te.h ends one communicator in a group");
+        c->aborted = true;
+        doomed = c;
+    } else {
+        if (c->inside) misuse("ncclCommAbort", "it frees the communicator of a call that waits");
+        give_part(c);
+        end(c);
+    }
     pthread_mutex_unlock(&mutex);
     return SUCCESS;
 }
@@ -426,12 +449,33 @@ static void go_on_p2p(comm *c) {
     if (left == 0) finish(c, SUCCESS);
 }
 
+static void progress(comm *c) {
+    if (c->is.kind == P2P && c->busy) go_on_p2p(c);
+    else go_on(c);
+}
+/* Returns what a call returns whose beginning has returned r. The caller holds the mutex. */
+static int through(comm *c, int r) {
+    if (!c->blocks || r != IN_PROGRESS) return r;
+    c->inside++;
+    for (;;) {
+        if (!c->aborted) progress(c);
+        if (c->aborted || c->result != IN_PROGRESS) break;
+        pthread_mutex_unlock(&mutex);
+        usleep(20);
+        pthread_mutex_lock(&mutex);
+    }
+    c->inside--;
+    if (!c->aborted) return c->result;
+    give_part(c);
+    c->busy = false;
+    return INTERNAL_ERROR;
+}
+
 int ncclCommGetAsyncError(comm *c, int *error) {
     if (!error) return refuse(NULL, INVALID_ARGUMENT, "ncclCommGetAsyncError", "error is NULL");
     pthread_mutex_lock(&mutex);
     look_up(c, "ncclCommGetAsyncError");
-    if (c->is.kind == P2P && c->busy) go_on_p2p(c);
-    else go_on(c);
+    if (!c->aborted) progress(c);
     *error = c->result;
     pthread_mutex_unlock(&mutex);
     return SUCCESS;
@@ -473,6 +517,7 @@ static int begin(comm *c, notice n, const void *x, size_t x_count, void *out, si
         c->step = 0;
         c->busy = true;
         c->result = r;
+        r = through(c, r);
     }
     pthread_mutex_unlock(&mutex);
     return r;
@@ -509,13 +554,16 @@ int ncclCommSplit(comm *c, int color, int key, comm **out, config *f) {
         notice n = {SPLIT, 0, 0, 0, 0, color, key};
         *out = NULL;
         c->out = out;
-        c->part = color < 0 ? NULL : new_comm(0, 1, "");
+        comm *part = c->part = color < 0 ? NULL : new_comm(0, 1, "");
+        if (part) part->blocks = f->blocking;
         c->is = n;
         c->number++;
         c->step = 0;
         c->busy = true;
         c->result = r;
-        r = SUCCESS; /* as NCCL returns it, 2.32 too */
+        r = through(c, r);
+        if (r == SUCCESS && part) r = through(part, IN_PROGRESS);
+        if (r == IN_PROGRESS) r = SUCCESS; /* as NCCL returns it, 2.32 too */
     }
     pthread_mutex_unlock(&mutex);
     return r;
@@ -545,6 +593,7 @@ static int send_or_receive(comm *c, parcel p, const char *call, void *stream) {
         c->result = r;
         c->busy = !depth;
         if (depth) grouped = c, r = SUCCESS;
+        else r = through(c, r);
     }
     pthread_mutex_unlock(&mutex);
     return r;
@@ -564,12 +613,19 @@ int ncclGroupStart(void) {
 }
 int ncclGroupEnd(void) {
     if (depth-- != 1) misuse("ncclGroupEnd", "no group has begun");
-    comm *c = grouped;
-    grouped = NULL;
-    if (!c) return SUCCESS;
+    comm *c = grouped, *last = doomed;
+    int r = SUCCESS;
+    grouped = doomed = NULL;
     pthread_mutex_lock(&mutex);
-    look_up(c, "ncclGroupEnd");
-    c->busy = c->num_p2p > 0;
+    if (c) {
+        look_up(c, "ncclGroupEnd");
+        c->busy = c->num_p2p > 0;
+        r = c->busy || c->state == JOINING ? through(c, c->result) : SUCCESS;
+    }
+    if (last) {
+        if (last->inside) misuse("ncclGroupEnd", "it frees the communicator of a call that waits");
+        end(last);
+    }
     pthread_mutex_unlock(&mutex);
-    return c->busy ? IN_PROGRESS : SUCCESS;
+    return r;
 }

@@ -182,6 +182,12 @@ TE_TEST(equal_to_threads) {
     test_setenv("TE_DEBUG_SYNC", "1");
     equal_to_threads(3);
 }
+/* NCCL before 2.22, whose communicators do not block (dist/nccl.c). */
+TE_TEST(equal_to_threads_not_blocking) {
+    prepare_processes();
+    test_setenv("TE_NCCL_STAND_IN_VERSION", "21805");
+    equal_to_threads(2);
+}
 
 /* With a secret, and by a file; without a launcher's port. */
 static void check_hello(int size) {
@@ -389,6 +395,12 @@ static void check_receive_nothing(void) {
 }
 TE_TEST(message_that_does_not_come) {
     prepare_processes();
+    test_setenv("TE_TEST_SECONDS", test_samples() ? "4" : "1");
+    check_receive_nothing();
+}
+TE_TEST(message_that_does_not_come_not_blocking) {
+    prepare_processes();
+    test_setenv("TE_NCCL_STAND_IN_VERSION", "21805");
     test_setenv("TE_TEST_SECONDS", test_samples() ? "4" : "1");
     check_receive_nothing();
 }

@@ -170,12 +170,24 @@ static void te__unit_set_all(te_module *m, bool on) {
 
 typedef struct te__unit_move_walk {
     bool gathers;
+    te__shard_set *asked; /* its gathering has begun; or NULL */
     te_result result;
 } te__unit_move_walk;
+/* Each gathering begins before the one ahead of it is taken, so that the bytes of a unit travel while the parameters of
+ * the unit before it are written. */
 static bool te__unit_move_set(void *user, te_module *m) {
     te__unit_move_walk *w = (te__unit_move_walk *)user;
     te__dp_unit *u = te__unit_of(m);
-    if (u && u->set && u->depth == 0) w->result = w->gathers ? te__shards_gather(u->set) : te__shards_scatter(u->set);
+    te__shard_set *before = w->asked;
+    if (!u || !u->set || u->depth > 0) return true;
+    if (!w->gathers) {
+        w->result = te__shards_scatter(u->set);
+        return w->result == TE_OK;
+    }
+    w->asked = u->set;
+    if (!u->desc.no_prefetch) w->result = te__shards_ask(u->set);
+    if (w->result == TE_OK && before) w->result = te__shards_gather(before);
+    if (w->result != TE_OK && before) te__shards_forget(before);
     return w->result == TE_OK;
 }
 static te_result te__units_move(te_module *m, bool gathers) {
@@ -184,6 +196,8 @@ static te_result te__units_move(te_module *m, bool gathers) {
     if (m->te->error_code != TE_OK) return m->te->error_code;
     w.gathers = gathers;
     te_module_visit(m, te__unit_move_set, &w);
+    if (w.asked && w.result == TE_OK) w.result = te__shards_gather(w.asked);
+    else if (w.asked) te__shards_forget(w.asked);
     return w.result;
 }
 TE_API te_result te_fsdp_unshard(te_module *m) { return te__units_move(m, true); }

@@ -646,6 +646,27 @@ TE_TEST(gpu_message_that_does_not_come) {
     check_receive_nothing();
 }
 
+/* Queues more than the stream takes behind a collective that does not end: a call of NCCL's waits for room. */
+static void fill_the_stream(process_rank *p) {
+    te_tensor *x = te_tensor_zeros(p->te, TE_F32, SHAPE(4));
+    te_result r = te_all_reduce(p->group, x, TE_REDUCE_SUM);
+    for (int i = 0; i < 5000 && r == TE_OK; i++) {
+        if (p->rank) usleep(2000);
+        r = p->rank ? te_synchronize(p->te) : te_all_reduce(p->group, x, TE_REDUCE_SUM);
+    }
+    fprintf(p->out, "%s: %s", te_result_name(r), te_error(p->te));
+}
+TE_TEST(gpu_full_stream) {
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    test_setenv("TE_TEST_SECONDS", "6"); /* in which the processes have to start, too */
+    run_processes("fill_the_stream", 2);
+    for (int i = 0; i < 2; i++) {
+        CHECK_STR((const char *)processes[i].said, "TE_ERR_STATE: ");
+        CHECK_STR((const char *)processes[i].said, "te_all_reduce f32 [4] sum has waited too long: rank 1 (process ");
+    }
+}
+
 TE_TEST(gpu_late) {
     const char *why = no_nccl();
     if (why) SKIP(why);
@@ -694,5 +715,5 @@ static const process_part parts[] = {
     {"fork_and_die", fork_and_die},       {"receive_nothing", receive_nothing}, {"graph", launch_graph},
     {"layout", lay_out_processes},        {"all_calls", all_calls_of_process},  {"graphs", launch_for_ever},
     {"maximum_of_nans", maximum_of_nans}, {"for_ever", go_on_for_ever},         {"late", come_late},
-    {"one_differs", one_differs}};
+    {"one_differs", one_differs},         {"fill_the_stream", fill_the_stream}};
 __attribute__((constructor)) static void become_one_of_them(void) { become_a_rank(parts, COUNT(parts)); }

@@ -183,13 +183,18 @@ static int64_t te__sm_shared(int sm) {
 static bool te__plan_fits(const te__plan *p, int64_t shared, int blocks) {
     return blocks * (shared + 1024) <= te__sm_shared(p->sm);
 }
-/* Returns the largest number of blocks that fit on the GPU together, for a cooperative launch.
+/* Returns the largest number of blocks that fit on the GPU together.
  * `per_sm`: the blocks per multiprocessor that the kernel's launch bounds guarantee.
  * `shared`: bytes of shared memory of a block, static ones included. */
 static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
     bool small_chip = p->sm == 86 || p->sm == 89 || p->sm == 120;
     per_sm = te__min(per_sm, te__min((small_chip ? 1536 : 2048) / threads, te__sm_shared(p->sm) / (shared + 1024)));
     return te__max(per_sm, 1) * p->num_sms;
+}
+/* Returns the same for a cooperative launch. It begins when there is room for all of its blocks. If it had as many as the
+ * whole GPU has room for, it would wait until the collectives beside it have ended. */
+static int64_t te__plan_at_once(const te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
+    return te__plan_resident(p, threads, shared, per_sm) * te__max(p->num_sms - p->beside, 1) / te__max(p->num_sms, 1);
 }
 
 /* Returns device memory, aligned to 256 bytes. The memory is released when the plan's kernels have been queued. */

@@ -262,6 +262,7 @@ typedef struct te__launch {
 typedef struct te__plan {
     te_ctx *te;
     int sm, num_sms;
+    int beside;    /* multiprocessors that collectives may hold beside this call; 0: there are none (te_ctx.flights) */
     bool hopper;   /* sm_90a kernels are available */
     bool edits_maps; /* kernels that change tensor maps are available. They need PTX 8.3, so NVRTC 12.3 or later */
     bool baseline; /* only kernels marked te:baseline are available, without options */
@@ -591,6 +592,7 @@ struct te_ctx {
     te__closable *closables;
     te__waiter *waiters;
     int shared; /* groups of several ranks that exist */
+    int flights; /* collectives that run beside the context's own work (dist/flight.c) */
     /* The groups whose collectives were called: used: by the outermost forward that runs; loose: outside of modules,
      * since the last backward pass. The oldest are forgotten when there are too many. */
     struct te_group *used[TE__MAX_USED], *loose[TE__MAX_USED];

@@ -57,11 +57,14 @@ static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *
 
 /* ---- planning ------------------------------------------------------------------------------------------------ */
 
+enum { TE__BESIDE_SMS = 32 }; /* NCCL's kernels have at most 32 blocks on Hopper as a rule (NCCL_MAX_CTAS) */
+
 /* Sets the fields of a plan that depend on the device. Assumes that every kernel is available. */
 static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     const te__nvrtc *nvrtc;
     p->sm = te->cuda->sm;
     p->num_sms = (int)te__max(te->cuda->num_sms, 1); /* the driver may not tell the number */
+    p->beside = te->flights ? TE__BESIDE_SMS : 0;
     p->hopper = te->cuda->sm == 90;
     nvrtc = p->hopper ? te__nvrtc_open(te__driver_major(), NULL) : NULL;
     p->edits_maps = p->hopper && (!nvrtc || nvrtc->major > 12 || nvrtc->minor >= 3);

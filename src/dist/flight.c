@@ -3,7 +3,8 @@
  *
  * A flight begins after all work that the context has queued so far. Work that is queued later runs beside it, until
  * te__flight_land makes the context's stream wait for it. Between the two the flight keeps its tensors, and nobody may
- * write them, or read those that the collective writes. A group that cannot queue its collectives on another stream
+ * write them, or read those that the collective writes. Kernels that are planned then (te__plan.beside) leave it the
+ * multiprocessors that it takes. A group that cannot queue its collectives on another stream
  * runs them when they begin: threads, and a program's own groups.
  *
  * Operations run on the context's own stream alone (core/stream.c). So a sum that needs f32 between the ranks
@@ -78,11 +79,19 @@ static void te__flight_drop_wide(te__flight *f) {
     }
 }
 
-/* Makes later work of the context wait for the flight. */
-static te_result te__flight_land(te__flight *f) {
-    te_result result = f->end ? te__stream_join(f->end) : TE_OK;
+/* Makes later work of the context wait for the flight's collective. */
+static te_result te__flight_join(te__flight *f) {
+    te_result result;
+    if (!f->end) return TE_OK;
+    result = te__stream_join(f->end);
+    f->end->te->flights--;
     te__event_release(f->end);
     f->end = NULL;
+    return result;
+}
+/* Makes later work of the context wait for the flight. */
+static te_result te__flight_land(te__flight *f) {
+    te_result result = te__flight_join(f);
     if (f->wide[0] && result == TE_OK)
         result = te_tensor_copy(f->out ? f->out : f->x, f->wide[f->out ? 1 : 0]);
     te__flight_drop_wide(f);
@@ -90,8 +99,7 @@ static te_result te__flight_land(te__flight *f) {
 }
 /* Drops a flight, landed or not. */
 static void te__flight_drop(te__flight *f) {
-    if (f->end) te__stream_join(f->end);
-    te__event_release(f->end);
+    te__flight_join(f);
     te__flight_drop_wide(f);
     te_tensor_release(f->x);
     te_tensor_release(f->out);
@@ -104,6 +112,7 @@ static te_result te__flight_opens(te__flight *f, te_group *group, te_result resu
     result = te__flight_fork(group, f);
     if (result == TE_OK) {
         group->queue_on(group->is.user, group->side);
+        group->te->flights++;
         return TE_OK;
     }
     te__event_release(f->end);

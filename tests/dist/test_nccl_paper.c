@@ -405,12 +405,14 @@ TE_TEST(paper_flight) {
         CHECK_EQ_INT(te__flight_begin(&f[0], g, TE__REDUCE_SCATTER, all, one, TE_OK), TE_OK);
         CHECK_EQ_INT(te__flight_begin(&f[1], g, TE__ALL_REDUCE, all, NULL, TE_OK), TE_OK);
         CHECK(f[0].x == all && f[0].out == one && all->refs == 3 && one->refs == 2);
+        CHECK_EQ_INT(te->flights, 2); /* products that are planned now leave room for them */
         te_tensor_fill(te_tensor_zeros(te, TE_F32, SHAPE(4)), 0);
         te__flight_drop(&f[0]); /* lands */
         CHECK_EQ_INT(te__flight_land(&f[1]), TE_OK);
         te_all_reduce(g, all, TE_REDUCE_SUM);
         fake.watch = false;
         te__flight_drop(&f[1]);
+        CHECK_EQ_INT(te->flights, 0);
         CHECK(!f[0].x && !f[1].end && all->refs == 1 && one->refs == 1);
         /* R w: the second stream waits for the first. c r: the collective, and its event (outside of a capture the
          * watcher's as well). W: the first waits. */
@@ -431,7 +433,7 @@ TE_TEST(paper_flight) {
     CHECK_ERROR(te, TE_ERR_DEVICE, "NCCL: torn");
     CHECK(!f[0].x && !f[0].end && x->refs == 1);
     CHECK_EQ_INT(te__flight_begin(&f[0], g, TE__ALL_REDUCE, x, NULL, TE_ERR_OUT_OF_MEMORY), TE_ERR_OUT_OF_MEMORY);
-    CHECK(!f[0].x);
+    CHECK(!f[0].x && te->flights == 0);
     paper_leave(te, g, &p);
     CHECK_EQ_INT(fake.streams, 0);
 }
@@ -476,6 +478,40 @@ TE_TEST(paper_flight_in_f32) {
     }
     ((te__nccl_rank *)g->is.user)->size = g->is.size = 2;
     paper_leave(te, g, &p);
+}
+
+/* te_fsdp_unshard: the bytes of a unit travel while the parameters of the unit before it are written. */
+TE_TEST(paper_unshard) {
+    for (int ahead = 0; ahead < 2; ahead++) {
+        paper_partner p;
+        te_ctx *te;
+        te_group *g = paper_join(&te, &p, 60);
+        te_data_parallel_desc d = TE_ZERO;
+        te_module *part[3], *m;
+        for (int i = 0; i < 3; i++) {
+            te_linear_desc l = TE_ZERO;
+            l.in_features = l.out_features = 32;
+            l.gemm.no_bias = true;
+            part[i] = te_linear_create(te, &l);
+        }
+        m = te_sequential_create(te, part, 3);
+        d.group = g;
+        d.shard = TE_SHARD_PARAMETERS;
+        d.no_prefetch = !ahead;
+        for (int i = 0; i < 3; i++) te_fsdp_unit(te_module_child(m, i), &d);
+        CHECK_OK(te);
+        memset(fake.order, 0, sizeof fake.order);
+        fake.watch = true;
+        CHECK_EQ_INT(te_fsdp_unshard(m), TE_OK);
+        fake.watch = false;
+        char order[sizeof fake.order] = "";
+        for (const char *c = fake.order; *c; c++) /* the collectives, waits for them, and copies to parameters */
+            if (strchr("cCWL", *c) && (*c != 'L' || c == fake.order || c[-1] != 'L')) strncat(order, c, 1);
+        CHECK_MSG(!strcmp(order, ahead ? "ccWLcWLWL" : "CLCLCL"), "%s", fake.order);
+        CHECK_EQ_INT(te->flights, 0);
+        te_module_destroy(m);
+        paper_leave(te, g, &p);
+    }
 }
 
 /* Attention over a ring of two: the next keys and values, and the sums of gradients, travel on the second stream beside

@@ -124,7 +124,7 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantiz
     int64_t tiles_m = te__cast_tiles_m(a), tiles_n = te__cast_tiles_n(a), tiles = tiles_m * tiles_n;
     bool twice = a->current && !a->x_amax; /* x is read twice */
     int64_t resident = te__dtype_size(a->x->dtype) == 2 && !p->baseline ? TE__CAST_RESIDENT_HALVES : TE__CAST_RESIDENT;
-    int64_t blocks = twice ? te__min(tiles, te__plan_resident(p, 256, 9 * 1024, resident)) : tiles;
+    int64_t blocks = twice ? te__min(tiles, te__plan_at_once(p, 256, 9 * 1024, resident)) : tiles;
     if (twice) {
         k->partial = te__plan_floats(p, blocks);
         k->counter = te__plan_counter(p);

@@ -149,6 +149,21 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
     te__launch_size(l, 1, 1, 1, 32, 0);
 }
 
+/* Returns with how many clusters gemm_hopper is launched: as many as run at a time, each for its share of the tiles.
+ * Beside a collective some find no room, and begin when another cluster has done its whole share, so that the product
+ * takes 1.8 of its time. So then a cluster has two tiles, or one if there are few, and goes where there is room: 1.2. By
+ * itself a product takes 1.01 to 1.06 in this way. Products of groups draw their tiles, and each tile has the same bits in
+ * any cluster. */
+static int64_t te__gemm_hopper_clusters(const te__plan *p, const te__gemm_problem *q, const te__gemm_choice *c) {
+    const int64_t works = c->tiles * c->splits;
+    int64_t clusters = te__gemm_clusters(p, c->tile);
+    if (p->beside && !q->groups)
+        clusters = te__max(clusters, c->tile->option == TE__GEMM_PINGPONG || works >= 4 * clusters
+                                         ? te__div_up(works, 2)
+                                         : works);
+    return te__min(works, clusters);
+}
+
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     /* `speed` has three pairs: a single product, groups with their own rows, groups with their own part of k. The
      * second number of a pair is for promoted sums. With groups of rows, a cluster may share only A, because only
@@ -201,7 +216,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "STORE", store);
     te__launch_option(l, "D_DT", k->g.d_dt);
     if (q->groups) te__launch_option(l, "GROUPED", along_k ? 2 : 1);
-    blocks = c.tile->cluster * te__min(c.tiles * c.splits, te__gemm_clusters(p, c.tile));
+    blocks = c.tile->cluster * te__gemm_hopper_clusters(p, q, &c);
     te__launch_size(l, blocks, 1, 1, 384, TE__GEMM_HOPPER_SHARED);
     if (te__gemm_operand_map(p, k->a_map, &q->a, a->m, a->k, box_a, 0) != TE_OK ||
         te__gemm_operand_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / te__gemm_share_b(c.tile),

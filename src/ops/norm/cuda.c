@@ -227,7 +227,7 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
             te__launch_option(l, "LAYERNORM", layernorm);
             te__launch_option(l, "X_DT", dt);
             te__launch_option(l, "W_DT", a->gamma->dtype);
-            at_once = wanted && te__plan_resident(p, threads, t.shared, 1) >= blocks;
+            at_once = wanted && te__plan_at_once(p, threads, t.shared, 1) >= blocks;
         }
         if (at_once) {
             k->sum = sum;

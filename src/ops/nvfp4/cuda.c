@@ -57,7 +57,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_qua
                                                         * other copy's, but does not use it */
     if (te__numel(amax_col) == 0) amax_col = amax_row;
     at_once = a->measure && tiles > 0 && !te__nvfp4_is_vector(a->amax_row) && !te__nvfp4_is_vector(a->amax_col);
-    blocks = at_once ? te__min(tiles, te__plan_resident(p, 256, SHARED, PER_SM)) : tiles;
+    blocks = at_once ? te__min(tiles, te__plan_at_once(p, 256, SHARED, PER_SM)) : tiles;
     if (a->measure && !at_once) {
         te_op_nvfp4_amax_args measures = te__nvfp4_measures(a);
         te_result result = te__cuda_plan_nvfp4_amax(p, &measures);

@@ -191,8 +191,8 @@ static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t sha
     per_sm = te__min(per_sm, te__min((small_chip ? 1536 : 2048) / threads, te__sm_shared(p->sm) / (shared + 1024)));
     return te__max(per_sm, 1) * p->num_sms;
 }
-/* Returns the same for a cooperative launch. It begins when there is room for all of its blocks. If it had as many as the
- * whole GPU has room for, it would wait until the collectives beside it have ended. */
+/* Returns the same for a cooperative launch. It begins when there is room for all of its blocks. If it had as many as
+ * the whole GPU has room for, it would wait until the collectives beside it have ended. */
 static int64_t te__plan_at_once(const te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
     return te__plan_resident(p, threads, shared, per_sm) * te__max(p->num_sms - p->beside, 1) / te__max(p->num_sms, 1);
 }

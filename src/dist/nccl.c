@@ -3,7 +3,8 @@
  *
  * Several threads use a group. The context's own thread queues collectives. The store's watcher (dist/store.c) ends the
  * communicator when a rank is gone, and measures how long collectives take. Any thread may abort the group. A thread
- * that holds `mutex` must not call functions of the store, because the watcher takes it while it holds the store's mutex.
+ * that holds `mutex` must not call functions of the store, because the watcher takes it while it holds the store's
+ * mutex.
  *
  * Communicators block: ncclAllReduce and the others queue their kernels and return in about 10 us. One that does not
  * block (ncclConfig_t.blocking = 0) starts a thread in each call, and takes about 90. A call may wait for another rank:
@@ -226,8 +227,8 @@ static te_result te__nccl_capture(te__nccl_rank *me) {
 
 /* ---- calling NCCL ---- */
 
-/* The context's thread begins to call NCCL. Returns the communicator, which stays until te__nccl_leave; NULL: it has been
- * ended. */
+/* The context's thread begins to call NCCL. Returns the communicator, which stays until te__nccl_leave; NULL: it has
+ * been ended. */
 static te__nccl_comm *te__nccl_enter(te__nccl_rank *me) {
     te__nccl_comm *comm;
     te__mutex_lock(&me->mutex);
@@ -243,8 +244,8 @@ static te__nccl_result te__nccl_leave(te__nccl_rank *me, te__nccl_result r) {
     return te__atomic_load(&me->ended) ? TE__NCCL_IN_PROGRESS : r;
 }
 /* Polls a communicator until NCCL is through with the call that returned r. Returns NCCL's result. Called between
- * te__nccl_enter and te__nccl_leave. Of a communicator that does not block, ncclCommSplit returns ncclSuccess while it is
- * still at work; of each, errors of NCCL's own threads show here alone: so each call is followed by one look. */
+ * te__nccl_enter and te__nccl_leave. Of a communicator that does not block, ncclCommSplit returns ncclSuccess while it
+ * is still at work; of each, errors of NCCL's own threads show here alone: so each call is followed by one look. */
 static te__nccl_result te__nccl_settle(te__nccl_rank *me, te__nccl_comm *comm, te__nccl_result r) {
     double soon = 0; /* NCCL queues a kernel in 200 us, unless it waits for other ranks */
     if (r == TE__NCCL_SUCCESS) r = TE__NCCL_IN_PROGRESS;

@@ -74,8 +74,8 @@ static te_result te__nccl_gather(te__nccl_rank *me, const char *who, const void 
     return r == TE_OK ? r : te__nccl_fail(me, r, who, why);
 }
 
-/* Makes the communicator. In a group, NCCL gives it at once and connects the ranks at the group's end: the watcher can end
- * it while this thread waits there for the others. */
+/* Makes the communicator. In a group, NCCL gives it at once and connects the ranks at the group's end: the watcher can
+ * end it while this thread waits there for the others. */
 static te__nccl_result te__nccl_init(te__nccl_rank *me, te__nccl_id id) {
     te__nccl_config config = te__nccl_config_of();
     te__nccl_comm *comm = NULL;

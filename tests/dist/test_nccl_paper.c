@@ -20,6 +20,7 @@ static struct {
     int64_t full;        /* atomic: the stream takes no more until an abort */
     int64_t stuck;       /* atomic: ncclAllReduce waits, or is under way, until an abort */
     int version;
+    bool alike; /* ncclAllGather gives zeros, so that ranks that compare texts find them the same */
 } paper_nccl;
 static pthread_t paper_main;
 static __thread struct {
@@ -94,8 +95,9 @@ static int paper_reduce(const void *x, void *out, size_t count, int dtype, int o
     return 3;
 }
 static int paper_gather(const void *x, void *out, size_t count, int dtype, te__nccl_comm *comm, void *stream) {
-    (void)x, (void)out, (void)comm;
+    (void)x, (void)comm;
     paper_call('g', count, dtype, 0, stream);
+    if (paper_nccl.alike) memset(out, 0, 2 * count);
     return paper_blocks() ? 0 : TE__NCCL_IN_PROGRESS;
 }
 static int paper_scatter(const void *x, void *out, size_t count, int dtype, int op, te__nccl_comm *comm, void *stream) {
@@ -495,6 +497,7 @@ TE_TEST(paper_unshard) {
             part[i] = te_linear_create(te, &l);
         }
         m = te_sequential_create(te, part, 3);
+        paper_nccl.alike = true;
         d.group = g;
         d.shard = TE_SHARD_PARAMETERS;
         d.no_prefetch = !ahead;

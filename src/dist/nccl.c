@@ -104,9 +104,10 @@ static void te__nccl_end(te__nccl_rank *me, bool peace) {
     }
     me->comm = NULL;
     te__atomic_store(&me->ended, 1);
-    /* with the mutex, since te_group_destroy looks at it behind its own call */
-    me->has_ender = me->has_ender || (ends && te__thread_start(&me->ender, te__nccl_end_now, end));
-    ends = ends && !me->has_ender;
+    if (ends && te__thread_start(&me->ender, te__nccl_end_now, end)) {
+        me->has_ender = true; /* with the mutex, since te_group_destroy looks at it behind its own call */
+        ends = false;
+    }
     te__mutex_unlock(&me->mutex);
     if (ends) te__nccl_end_now(end);
 }

@@ -47,6 +47,7 @@ enum {
     TE__CU_EVENT_NO_TIMING = 2,
     TE__CU_HOST_MAPPED = 2,
     TE__CU_STREAM_NON_BLOCKING = 1,
+    TE__CU_STREAM_URGENT = -100, /* the driver makes it the highest priority that there is */
     TE__CU_CAPTURE_RELAXED = 2 /* CUstreamCaptureMode: memory may be allocated and kernels loaded during the capture */
 };
 
@@ -83,6 +84,8 @@ enum {
     X(1, MemsetD8Async, "cuMemsetD8Async",                                                                             \
       (te__cu_address dst, unsigned char value, size_t bytes, te__cu_handle stream))                                   \
     X(1, StreamCreate, "cuStreamCreate", (te__cu_handle *stream, unsigned flags))                                     \
+    X(1, StreamCreateWithPriority, "cuStreamCreateWithPriority",                                                       \
+      (te__cu_handle *stream, unsigned flags, int priority))                                                           \
     X(1, StreamDestroy, "cuStreamDestroy_v2", (te__cu_handle stream))                                                  \
     X(1, StreamSynchronize, "cuStreamSynchronize", (te__cu_handle stream))                                             \
     X(1, StreamGetCtx, "cuStreamGetCtx", (te__cu_handle stream, te__cu_handle *context))                              \

@@ -17,12 +17,15 @@ static te_result te__cuda_leave_with(te_ctx *te, bool pushed, const char *call, 
     return code ? te__cu_fail(te, call, code) : TE_OK;
 }
 
-/* Creates a stream that does not synchronize with the legacy default stream. */
+/* Creates a stream that does not synchronize with the legacy default stream. Its blocks go ahead of those of the
+ * context's own stream that have not begun: a collective of a flight otherwise begins when all blocks of the product
+ * beside it have. */
 static te_result te__cuda_stream_create(te_ctx *te, void **stream) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamCreate",
-                                                 te__cu.StreamCreate(stream, TE__CU_STREAM_NON_BLOCKING))
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamCreateWithPriority",
+                                                 te__cu.StreamCreateWithPriority(stream, TE__CU_STREAM_NON_BLOCKING,
+                                                                                 TE__CU_STREAM_URGENT))
                            : result;
 }
 static void te__cuda_stream_destroy(te_ctx *te, void *stream) {

@@ -148,6 +148,10 @@ static int fake_StreamCreate(te__cu_handle *stream, unsigned flags) {
     fake.streams++;
     return 0;
 }
+static int fake_StreamCreateWithPriority(te__cu_handle *stream, unsigned flags, int priority) {
+    CHECK(flags == TE__CU_STREAM_NON_BLOCKING && priority < 0);
+    return fake_StreamCreate(stream, flags);
+}
 static int fake_StreamDestroy(te__cu_handle stream) {
     CHECK(stream == own_stream || stream == second_stream);
     fake.streams--;
@@ -397,6 +401,7 @@ static void install_driver(void) {
     d.MemcpyDtoHAsync = fake_DtoH;
     d.MemsetD8Async = fake_Memset;
     d.StreamCreate = fake_StreamCreate;
+    d.StreamCreateWithPriority = fake_StreamCreateWithPriority;
     d.StreamDestroy = fake_StreamDestroy;
     d.StreamSynchronize = fake_StreamSync;
     d.StreamGetCtx = fake_StreamGetCtx;

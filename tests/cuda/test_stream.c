@@ -185,7 +185,7 @@ TE_TEST(stream_refusals) {
     te_ctx *te = open_paper_gpu();
     fake.refuse = 999;
     CHECK(!te__stream_create(te));
-    CHECK_ERROR(te, TE_ERR_DEVICE, "cuStreamCreate");
+    CHECK_ERROR(te, TE_ERR_DEVICE, "cuStreamCreateWithPriority");
     te__stream *s = te__stream_create(te);
     te__pinned *p = te__pinned_take(te, 100);
     te_tensor *x = te_tensor_empty(te, TE_F32, SHAPE(16)), *big = te_tensor_empty(te, TE_F32, SHAPE(4000));

@@ -43,6 +43,7 @@ static const fake_function cuda_functions[] = {
     {"cuMemcpyDtoHAsync_v2", "(void *dst, unsigned long long src, size_t bytes) { memcpy(dst, (void *)src, bytes); return 0; }"},
     {"cuMemsetD8Async", "(unsigned long long dst, unsigned char value, size_t bytes) { memset((void *)dst, value, bytes); return 0; }"},
     {"cuStreamCreate", "(void **stream, unsigned flags) { *stream = &current; return 0; }"},
+    {"cuStreamCreateWithPriority", "(void **stream, unsigned flags, int priority) { *stream = &current; return 0; }"},
     {"cuModuleLoadDataEx", "(void **module, const char *image) { *module = malloc(1); return strncmp(image, \"straw\", 5) && strncmp(image, \".version\", 8) ? 200 : 0; }"},
     {"cuModuleUnload", "(void *module) { free(module); return 0; }"},
     {"cuModuleGetFunction", "(void **function, void *module, const char *name) { *function = module; return 0; }"},

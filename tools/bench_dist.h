@@ -114,6 +114,7 @@ static void dist_share(dist_bench *d, te_module *m, te_shard shard, bool no_pref
     desc.shard = shard;
     desc.no_prefetch = no_prefetch;
     for (int i = 0; i < te_module_num_children(m); i++) te_fsdp_unit(te_module_child(m, i), &desc);
+    desc.no_reshard_after_forward = true; /* as FSDP2 does: a backward pass begins with the model's own unit */
     te_fsdp_unit(m, &desc);
 }
 static void dist_adam(dist_work *w) {
@@ -381,6 +382,7 @@ static te_module *dist_model_create(dist_bench *d, const dist_model *z, bool sha
         te_fsdp_unit(layer, &unit);
     }
     for (int i = 0; i < 3 && m && shard; i++) te_module_reset_parameters(te_module_find(m, others[i]));
+    unit.no_reshard_after_forward = true; /* as FSDP2 does: a backward pass begins with the model's own unit */
     if (m && shard) te_fsdp_unit(m, &unit);
     return m;
 }

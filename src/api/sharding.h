@@ -128,7 +128,8 @@ typedef struct te_data_parallel_desc {
     te_shard shard;                /* what each rank keeps a slice of; 0 => nothing */
     bool no_reshard_after_forward; /* TE_SHARD_PARAMETERS: gathered parameters stay until the unit's backward pass has
                                     * read them (SHARD_GRAD_OP of FSDP); false => they are released after the forward,
-                                    * and gathered again */
+                                    * and gathered again. For the unit of a whole model, as FSDP2 has it: backward
+                                    * begins with its parameters, and nothing runs beside their gathering */
     bool no_prefetch;              /* TE_SHARD_PARAMETERS: the unit is gathered when it is needed; false => one unit
                                     * ahead, beside the unit before it */
     float bucket_cap_mb;           /* gradients are exchanged as soon as so many MiB of them, in f32, are complete;

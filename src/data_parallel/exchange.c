@@ -442,6 +442,12 @@ static bool te__unit_is_saved(const te__dp_unit *u, const te__node *node) {
     }
     return false;
 }
+/* Returns whether a node that is played next needs a unit that te__unit_gather has not been called for. The first unit
+ * of a pass may have stayed since its forward (no_reshard_after_forward): the one that comes next is then asked for. */
+static bool te__unit_is_due(const te__sharding_state *s, const te__dp_unit *u, const te__node *node) {
+    return u->set && u->set->of_parameters && (!te__shards_are_whole(u->set) || !s->gathered[TE__AHEAD_NODE]) &&
+           te__unit_is_saved(u, node);
+}
 /* Called before te_backward plays a node: gathers the sharded parameters that the node has saved. If a checkpointed
  * function spans several units, first releases those that its nodes have gathered before: as a rule their turn is
  * over, else the next node gathers them again. */
@@ -450,8 +456,7 @@ static te_result te__units_node_begins(te_ctx *te, te__node *node) {
     te_result result = TE_OK;
     te__dp_unit *u;
     bool gathers = false;
-    for (u = s->units; u && !gathers; u = u->next)
-        gathers = u->set && !te__shards_are_whole(u->set) && te__unit_is_saved(u, node);
+    for (u = s->units; u && !gathers; u = u->next) gathers = te__unit_is_due(s, u, node);
     if (!gathers) return TE_OK;
     for (u = s->units; u && result == TE_OK; u = u->next) {
         if (!u->inner || u->depth > 0 || te__unit_is_saved(u, node)) continue;
@@ -459,9 +464,9 @@ static te_result te__units_node_begins(te_ctx *te, te__node *node) {
         if (u->state.reshard_after_backward) result = te__shards_scatter(u->set);
     }
     for (u = s->units; u && result == TE_OK; u = u->next) {
-        if (!u->set || te__shards_are_whole(u->set) || !te__unit_is_saved(u, node)) continue;
+        if (!te__unit_is_due(s, u, node)) continue;
+        if (!te__shards_are_whole(u->set)) u->inner = te->tape.plays > 1;
         result = te__unit_gather(u, TE__AHEAD_NODE);
-        u->inner = te->tape.plays > 1;
     }
     return result;
 }

@@ -482,6 +482,52 @@ TE_TEST(paper_flight_in_f32) {
     paper_leave(te, g, &p);
 }
 
+/* Three linear modules; the last one is in the unit of the whole. */
+static te_module *paper_units(te_ctx *te, te_data_parallel_desc d, bool stays) {
+    te_module *part[3], *m;
+    for (int i = 0; i < 3; i++) {
+        te_linear_desc l = TE_ZERO;
+        l.in_features = l.out_features = 32;
+        l.gemm.no_bias = true;
+        part[i] = te_linear_create(te, &l);
+    }
+    m = te_sequential_create(te, part, 3);
+    paper_nccl.alike = true;
+    for (int i = 0; i < 2; i++) te_fsdp_unit(te_module_child(m, i), &d);
+    d.no_reshard_after_forward = stays;
+    te_fsdp_unit(m, &d);
+    return m;
+}
+/* From the second pass on, each unit that a backward pass gathers is gathered beside the one before it, also when that
+ * one has stayed since its forward. */
+TE_TEST(paper_unit_that_stays) {
+    for (int stays = 0; stays < 2; stays++) {
+        paper_partner p;
+        te_ctx *te;
+        te_group *g = paper_join(&te, &p, 60);
+        te_data_parallel_desc d = TE_ZERO;
+        te_module *m;
+        d.group = g;
+        d.shard = TE_SHARD_PARAMETERS;
+        m = paper_units(te, d, stays);
+        te_tensor *x = te_tensor_set_requires_grad(te_tensor_zeros(te, TE_BF16, SHAPE(32, 32)), true);
+        for (int pass = 0; pass < 2; pass++) {
+            te_tensor *y = te_forward(m, x);
+            int on_own = 0;
+            CHECK_OK(te);
+            memset(fake.order, 0, sizeof fake.order);
+            fake.watch = true;
+            te_backward_from(y, te_tensor_zeros(te, TE_BF16, SHAPE(32, 32)));
+            fake.watch = false;
+            for (const char *c = fake.order; *c; c++) on_own += *c == 'C';
+            CHECK_OK(te);
+            if (pass) CHECK_MSG(on_own == !stays, "%s", fake.order); /* the first one of the pass */
+        }
+        CHECK_EQ_INT(te->flights, 0);
+        te_module_destroy(m);
+        paper_leave(te, g, &p);
+    }
+}
 /* te_fsdp_unshard: the bytes of a unit travel while the parameters of the unit before it are written. */
 TE_TEST(paper_unshard) {
     for (int ahead = 0; ahead < 2; ahead++) {
@@ -489,19 +535,11 @@ TE_TEST(paper_unshard) {
         te_ctx *te;
         te_group *g = paper_join(&te, &p, 60);
         te_data_parallel_desc d = TE_ZERO;
-        te_module *part[3], *m;
-        for (int i = 0; i < 3; i++) {
-            te_linear_desc l = TE_ZERO;
-            l.in_features = l.out_features = 32;
-            l.gemm.no_bias = true;
-            part[i] = te_linear_create(te, &l);
-        }
-        m = te_sequential_create(te, part, 3);
-        paper_nccl.alike = true;
+        te_module *m;
         d.group = g;
         d.shard = TE_SHARD_PARAMETERS;
         d.no_prefetch = !ahead;
-        for (int i = 0; i < 3; i++) te_fsdp_unit(te_module_child(m, i), &d);
+        m = paper_units(te, d, false);
         CHECK_OK(te);
         memset(fake.order, 0, sizeof fake.order);
         fake.watch = true;

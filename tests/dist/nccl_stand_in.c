@@ -453,19 +453,20 @@ static void progress(comm *c) {
     if (c->is.kind == P2P && c->busy) go_on_p2p(c);
     else go_on(c);
 }
-/* Returns what a call returns whose beginning has returned r. The caller holds the mutex. */
-static int through(comm *c, int r) {
+/* Returns what a call of c returns whose beginning has returned r. It waits for `of`: c, or a part that it makes, whose
+ * ranks still join. An abort of c ends either wait. The caller holds the mutex. */
+static int through(comm *c, comm *of, int r) {
     if (!c->blocks || r != IN_PROGRESS) return r;
     c->inside++;
     for (;;) {
-        if (!c->aborted) progress(c);
-        if (c->aborted || c->result != IN_PROGRESS) break;
+        if (!c->aborted) progress(of);
+        if (c->aborted || of->result != IN_PROGRESS) break;
         pthread_mutex_unlock(&mutex);
         usleep(20);
         pthread_mutex_lock(&mutex);
     }
     c->inside--;
-    if (!c->aborted) return c->result;
+    if (!c->aborted) return of->result;
     give_part(c);
     c->busy = false;
     return INTERNAL_ERROR;
@@ -517,7 +518,7 @@ static int begin(comm *c, notice n, const void *x, size_t x_count, void *out, si
         c->step = 0;
         c->busy = true;
         c->result = r;
-        r = through(c, r);
+        r = through(c, c, r);
     }
     pthread_mutex_unlock(&mutex);
     return r;
@@ -561,8 +562,8 @@ int ncclCommSplit(comm *c, int color, int key, comm **out, config *f) {
         c->step = 0;
         c->busy = true;
         c->result = r;
-        r = through(c, r);
-        if (r == SUCCESS && part) r = through(part, IN_PROGRESS);
+        r = through(c, c, r);
+        if (r == SUCCESS && part) r = through(c, part, IN_PROGRESS);
         if (r == IN_PROGRESS) r = SUCCESS; /* as NCCL returns it, 2.32 too */
     }
     pthread_mutex_unlock(&mutex);
@@ -593,7 +594,7 @@ static int send_or_receive(comm *c, parcel p, const char *call, void *stream) {
         c->result = r;
         c->busy = !depth;
         if (depth) grouped = c, r = SUCCESS;
-        else r = through(c, r);
+        else r = through(c, c, r);
     }
     pthread_mutex_unlock(&mutex);
     return r;
@@ -620,7 +621,7 @@ int ncclGroupEnd(void) {
     if (c) {
         look_up(c, "ncclGroupEnd");
         c->busy = c->num_p2p > 0;
-        r = c->busy || c->state == JOINING ? through(c, c->result) : SUCCESS;
+        r = c->busy || c->state == JOINING ? through(c, c, c->result) : SUCCESS;
     }
     if (last) {
         if (last->inside) misuse("ncclGroupEnd", "it frees the communicator of a call that waits");

@@ -11,8 +11,9 @@
  * while NCCL connects the two, or while the stream is full behind a collective that does not end. So the context's
  * thread holds no mutex in a call; it is `inside`. The thread that ends the communicator begins a group of NCCL's and
  * calls ncclCommAbort in it. That sets flags which end the other thread's wait; NCCL frees the communicator at the end
- * of the group, when the other thread is not inside any more. NCCL before 2.22 frees it in ncclCommAbort: there,
- * communicators do not block, and it is called when the other thread is not inside. */
+ * of the group, when the other thread is not inside any more (a call that begins between the two fails, or queues a
+ * kernel that ends at once). NCCL before 2.22 frees it in ncclCommAbort: there, communicators do not block, and it is
+ * called when the other thread is not inside. */
 
 #ifndef _WIN32
 

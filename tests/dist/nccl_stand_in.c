@@ -11,8 +11,8 @@
  *
  * As in NCCL, a call of a communicator that blocks returns when it is through; where NCCL's would return with the kernel
  * queued, this one has computed. Of one that does not block, a call returns ncclInProgress (ncclCommSplit: ncclSuccess),
- * and goes on while ncclCommGetAsyncError is called. ncclCommAbort of another thread ends a call; in a group, as in NCCL
- * since 2.22, it leaves the communicator to that call until ncclGroupEnd. Numbers of 16 bits are rounded after each addition, as in NCCL, in the order of the
+ * and goes on while ncclCommGetAsyncError is called. ncclCommAbort of another thread ends a call, or one that begins;
+ * in a group, as in NCCL since 2.22, it leaves the communicator to that call until ncclGroupEnd. Numbers of 16 bits are rounded after each addition, as in NCCL, in the order of the
  * ranks. ncclSend ends when its bytes have been received.
  *
  *     TE_NCCL_STAND_IN_DIR       where the mapped files lie; default /tmp
@@ -135,8 +135,7 @@ static comm *look_up(comm *c, const char *call) {
     int i = 0;
     while (i < num_comms && comms[i] != c) i++;
     if (i == num_comms) misuse(call, "this is no communicator");
-    if (c->state == GONE || (c->aborted && strcmp(call, "ncclCommGetAsyncError") && strcmp(call, "ncclGroupEnd")))
-        misuse(call, "the communicator has been destroyed or aborted");
+    if (c->state == GONE) misuse(call, "the communicator has been destroyed or aborted");
     return c;
 }
 
@@ -508,8 +507,8 @@ static int begin(comm *c, notice n, const void *x, size_t x_count, void *out, si
              (n.kind == REDUCE_SCATTER ? (const char *)x + own_at * size != out : (char *)out + own_at * size != x))
         bad = "the input overlaps with the output, and is not in place";
     int r = IN_PROGRESS;
-    if (bad) {
-        r = refuse(c, INVALID_ARGUMENT, call, bad);
+    if (bad || c->aborted) {
+        r = bad ? refuse(c, INVALID_ARGUMENT, call, bad) : INTERNAL_ERROR;
     } else {
         c->is = n;
         c->x = x;
@@ -549,8 +548,8 @@ int ncclCommSplit(comm *c, int color, int key, comm **out, config *f) {
     look_up(c, call);
     if (c->busy || c->state != READY || depth) misuse(call, "the communicator is busy");
     int r = IN_PROGRESS;
-    if (bad) {
-        r = refuse(c, INVALID_ARGUMENT, call, bad);
+    if (bad || c->aborted) {
+        r = bad ? refuse(c, INVALID_ARGUMENT, call, bad) : INTERNAL_ERROR;
     } else {
         notice n = {SPLIT, 0, 0, 0, 0, color, key};
         *out = NULL;
@@ -585,8 +584,8 @@ static int send_or_receive(comm *c, parcel p, const char *call, void *stream) {
     if (!bad && c->num_p2p == MAX_P2P) bad = "too many of them in a group";
     if (!bad && grouped && grouped != c) bad = "two communicators in a group";
     int r = IN_PROGRESS;
-    if (bad) {
-        r = refuse(c, INVALID_ARGUMENT, call, bad);
+    if (bad || c->aborted) {
+        r = bad ? refuse(c, INVALID_ARGUMENT, call, bad) : INTERNAL_ERROR;
         c->num_p2p = 0;
     } else {
         c->p2p[c->num_p2p++] = p;

@@ -12,11 +12,12 @@
  * As in NCCL, a call of a communicator that blocks returns when it is through; where NCCL's would return with the kernel
  * queued, this one has computed. Of one that does not block, a call returns ncclInProgress (ncclCommSplit: ncclSuccess),
  * and goes on while ncclCommGetAsyncError is called. ncclCommAbort of another thread ends a call, or one that begins;
- * in a group, as in NCCL since 2.22, it leaves the communicator to that call until ncclGroupEnd. Numbers of 16 bits are rounded after each addition, as in NCCL, in the order of the
- * ranks. ncclSend ends when its bytes have been received.
+ * in a group, as in NCCL since 2.22, it leaves the communicator to that call until ncclGroupEnd. Numbers of 16 bits are
+ * rounded after each addition, as in NCCL, in the order of the ranks. ncclSend ends when its bytes have been received.
  *
  *     TE_NCCL_STAND_IN_DIR       where the mapped files lie; default /tmp
- *     TE_NCCL_STAND_IN_VERSION   what ncclGetVersion says; default 23207 */
+ *     TE_NCCL_STAND_IN_VERSION   what ncclGetVersion says; default 23207
+ *     TE_NCCL_STAND_IN_KILLS     "1 ncclCommSplit": rank 1 is killed in this call, while the others wait for it */
 #define _GNU_SOURCE
 #include "te_parts.h"
 #include "base/common.h"
@@ -24,6 +25,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -113,6 +115,13 @@ static int refuse(comm *c, int code, const char *call, const char *what) {
     snprintf(last_text, sizeof last_text, "%s: %s", call, what);
     if (c) memcpy(c->text, last_text, sizeof c->text);
     return code;
+}
+
+static void perhaps_die(const char *call, int rank) {
+    const char *text = getenv("TE_NCCL_STAND_IN_KILLS"), *name = text ? strchr(text, ' ') : NULL;
+    if (!name || atoi(text) != rank || strcmp(name + 1, call)) return;
+    usleep(30000); /* the others get there */
+    kill(getpid(), SIGKILL);
 }
 
 static size_t size_of(int dtype) {
@@ -253,6 +262,7 @@ int ncclCommInitRankConfig(comm **out, int size, unique_id id, int rank, config 
     if (!bad && (id.bytes[127] || id.bytes[0] != '/')) bad = "the id is not one of ncclGetUniqueId's";
     if (bad) return refuse(NULL, INVALID_ARGUMENT, call, bad);
     if (!depth) misuse(call, "te.h calls it in a group, so that it has the communicator before it waits");
+    perhaps_die(call, rank);
     pthread_mutex_lock(&mutex);
     comm *c = *out = new_comm(rank, size, id.bytes);
     c->blocks = f->blocking;
@@ -269,6 +279,7 @@ static void give_part(comm *c) {
 int ncclCommDestroy(comm *c) {
     pthread_mutex_lock(&mutex);
     look_up(c, "ncclCommDestroy");
+    perhaps_die("ncclCommDestroy", c->rank);
     if (c->busy) misuse("ncclCommDestroy", "the communicator is busy");
     end(c);
     pthread_mutex_unlock(&mutex);
@@ -494,6 +505,7 @@ static int begin(comm *c, notice n, const void *x, size_t x_count, void *out, si
     const char *bad = NULL;
     pthread_mutex_lock(&mutex);
     look_up(c, call);
+    perhaps_die(call, c->rank);
     if (stream) misuse(call, "the stand-in has no streams");
     if (depth) misuse(call, "te.h puts nothing but ncclSend and ncclRecv in groups");
     if (c->busy || c->state != READY) misuse(call, "the communicator is busy");
@@ -546,6 +558,7 @@ int ncclCommSplit(comm *c, int color, int key, comm **out, config *f) {
                                                             : bad_config(f);
     pthread_mutex_lock(&mutex);
     look_up(c, call);
+    perhaps_die(call, c->rank);
     if (c->busy || c->state != READY || depth) misuse(call, "the communicator is busy");
     int r = IN_PROGRESS;
     if (bad || c->aborted) {

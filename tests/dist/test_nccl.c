@@ -323,6 +323,33 @@ TE_TEST(killed) {
     CHECK_MSG(met > 0, "no rank was killed at work");
 }
 
+/* A rank is killed in a call of NCCL's in which the others wait for it, or for the end of their own communicators. */
+TE_TEST(killed_in_a_call) {
+    static const char *const calls[] = {"ncclCommInitRankConfig", "ncclCommSplit", "ncclAllReduce", "ncclCommDestroy"};
+    enum { SIZE = 3, DEAD = 1 };
+    for (int k = 0; k < 2 * COUNT(calls); k += test_every_sanitized(3)) {
+        const bool ends = k / 2 == COUNT(calls) - 1;
+        char kills[64], gone[64];
+        prepare_processes();
+        test_case("%s%s", calls[k / 2], k % 2 ? " that does not block" : "");
+        snprintf(kills, sizeof kills, "%d %s", DEAD, calls[k / 2]);
+        test_setenv("TE_NCCL_STAND_IN_KILLS", kills);
+        if (k % 2) test_setenv("TE_NCCL_STAND_IN_VERSION", "21805");
+        test_setenv("TE_TEST_SECONDS", "120"); /* more than end_processes has patience: the group's time ends nothing */
+        start_processes(k / 2 == 1 ? "for_ever" : "hello", SIZE);
+        end_processes(SIZE);
+        CHECK(WIFSIGNALED(processes[DEAD].status));
+        snprintf(gone, sizeof gone, "rank %d (process %d on ", DEAD, (int)processes[DEAD].pid);
+        for (int i = 0; i < SIZE; i++) {
+            const char *said = (const char *)processes[i].said;
+            if (i == DEAD) continue;
+            CHECK(WIFEXITED(processes[i].status) && WEXITSTATUS(processes[i].status) == 0);
+            CHECK_MSG(ends ? !strcmp(said, "6 ") : strstr(said, gone) && strstr(said, "is gone"), "rank %d says: %s", i,
+                      said);
+        }
+    }
+}
+
 /* A rank that has forked a child off is killed, and the child lives on. */
 static void fork_and_die(process_rank *p) {
     te_result r = te_barrier(p->group);

@@ -27,6 +27,13 @@ static te_result te__cuda_run(te_ctx *te, const te__op_info *op, const void *arg
     result = te__cuda_plan(te, &plan, op, args);
     if (result == TE_OK) result = te->warming ? te__cuda_note(te, &plan) : te__cuda_execute(te, &plan);
     te__plan_end(&plan);
+    if (result == TE_OK && te->warming) { /* collectives do not run in a warm-up, but later they may run beside `op` */
+        te->flights++;
+        result = te__cuda_plan(te, &plan, op, args);
+        if (result == TE_OK) result = te__cuda_note(te, &plan);
+        te__plan_end(&plan);
+        te->flights--;
+    }
     te__cuda_leave(pushed);
     return result;
 }

@@ -338,6 +338,33 @@ TE_TEST(driver_warm_up) {
     te_ctx_destroy(te);
 }
 
+/* An operation may have another kernel beside collectives (te__plan.beside): a warm-up makes it too. The norm's sums are
+ * in its own launch, or in a second one. */
+TE_TEST(driver_warms_up_for_collectives) {
+    te_op_rmsnorm_bwd_args a = TE_ZERO;
+    install_driver();
+    install_compiler();
+    te_ctx *te = open_gpu(NULL, NULL);
+    a.dy = a.x = te_tensor_empty(te, TE_BF16, SHAPE(1024, 1024));
+    a.dx = te_tensor_empty(te, TE_BF16, SHAPE(1024, 1024));
+    a.gamma = te_tensor_empty(te, TE_BF16, SHAPE(1024));
+    a.dgamma = te_tensor_empty(te, TE_BF16, SHAPE(1024));
+    a.rstd = te_tensor_empty(te, TE_F32, SHAPE(1024));
+    CHECK(te_warmup_begin(te) == TE_OK && te_op_rmsnorm_bwd(te, &a) == TE_OK);
+    CHECK(te->flights == 0 && fake.launches == 0);
+    CHECK(te_warmup_end(te) == TE_OK);
+    CHECK_EQ_INT(compiler.begun, 2);
+    for (te->flights = 0; te->flights < 2; te->flights++) {
+        fake.launches = 0;
+        CHECK_EQ_INT(te_op_rmsnorm_bwd(te, &a), TE_OK);
+        CHECK_EQ_INT(fake.launches, 1 + te->flights);
+    }
+    te->flights = 0;
+    CHECK_EQ_INT(compiler.begun, 2);
+    CHECK_OK(te);
+    te_ctx_destroy(te);
+}
+
 /* ---- the queue ---- */
 
 /* A plan of one launch whose kernel is option N's, run as a call inside of a forward. */

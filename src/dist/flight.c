@@ -4,8 +4,8 @@
  * A flight begins after all work that the context has queued so far. Work that is queued later runs beside it, until
  * te__flight_land makes the context's stream wait for it. Between the two the flight keeps its tensors, and nobody may
  * write them, or read those that the collective writes. Kernels that are planned then (te__plan.beside) leave it the
- * multiprocessors that it takes. A group that cannot queue its collectives on another stream
- * runs them when they begin: threads, and a program's own groups.
+ * multiprocessors that it takes. A group that cannot queue its collectives on another stream runs them when they begin:
+ * threads, and a program's own groups.
  *
  * Operations run on the context's own stream alone (core/stream.c). So a sum that needs f32 between the ranks
  * (te__sum_widens) is made of f32 copies: they are made before the flight, and copied back behind it. */

@@ -245,18 +245,19 @@ TE_DEV void te_add_part(float4 &sum, float w, const float4 &v) {
     sum.x = fmaf(w, v.x, sum.x), sum.y = fmaf(w, v.y, sum.y);
     sum.z = fmaf(w, v.z, sum.z), sum.w = fmaf(w, v.w, sum.w);
 }
-// Adds up four channels of a row over a block's warps, in order. Returns the sum relative to 2^sum.top.
-TE_DEV float4 te_join(const float4 (&o)[WARPS], const te_part (&parts)[WARPS], te_part &sum) {
+// Adds up four channels of a row over the block's warps, in order. Returns the sum relative to 2^sum.top.
+TE_DEV float4 te_join(const float4 *o, const te_part *parts, te_part &sum) {
     float4 all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     sum.top = -TE_INF, sum.l = 0.0f;
 #pragma unroll
-    for (int i = 0; i < WARPS; i++) sum.top = fmaxf(sum.top, parts[i].top);
+    for (int i = 0; i < WARPS; i++) sum.top = fmaxf(sum.top, parts[i * ROWS].top);
     const float base = sum.top == -TE_INF ? 0.0f : sum.top;
 #pragma unroll
     for (int i = 0; i < WARPS; i++) {
-        const float w = te_exp2(parts[i].top - base);
-        sum.l = fmaf(w, parts[i].l, sum.l);
-        te_add_part(all, w, o[i]);
+        const float4 v = o[i * (ROWS * ROW_SUMS / 4)];
+        const float w = te_exp2(parts[i * ROWS].top - base);
+        sum.l = fmaf(w, parts[i * ROWS].l, sum.l);
+        te_add_part(all, w, v);
     }
     return all;
 }
@@ -298,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         te_lead();
     }
     extern __shared__ uint4 te_shared[];
-    __shared__ __align__(8) te_part of_warps[WARPS * ROWS];
+    __shared__ te_part of_warps[WARPS * ROWS];
     __shared__ float of_q[ROWS], slopes[ROWS];
     __shared__ bool last;
     const te__attn_kargs &a = args.a;
@@ -537,79 +538,73 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
         if (lane < 4) of_warps[r].top = top[n][c], of_warps[r].l = l[n][c];
     }
+    __syncthreads();
     enum { QUADS = D / 4 };
     const int used = end > begin ? (end - begin + chunk - 1) / chunk : 1;
-#if __CUDA_ARCH__ >= 900
-    if (args.clustered && used > 1 && used <= TOGETHER) {
-        // Each block has a share of the results. Eight lanes compute four channels of a row, each from the sums of one
-        // block's warps, with the bits that the code below gives.
-        te_cluster_leave();
-        te_cluster_wait();
-        const int of = lane % TOGETHER, of_group = threadIdx.x / TOGETHER;
-        for (int some = 0; some < rows * QUADS; some += used * (THREADS / TOGETHER)) {
-            const int at = some + of_group * used + split, r = at / QUADS, c = 4 * (at % QUADS);
-            const bool there = at < rows * QUADS && c < a.d_v;
-            te_part sum = {-TE_INF, 0.0f};
-            float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f), joined = v;
-            if (there && of < used) {
-                const te_u32 at_sums = te_cluster_at(shared + 4 * (r * ROW_SUMS + c), of),
-                             at_parts = te_cluster_at(te_smem(of_warps + r), of);
-                float4 of_warp[WARPS];
-                te_part parts[WARPS];
-#pragma unroll
-                for (int i = 0; i < WARPS; i++) {
-                    te_cluster_load8(at_parts + i * (ROWS * (int)sizeof(te_part)), parts[i].top, parts[i].l);
-                    of_warp[i] = te_cluster_load16(at_sums + i * (ROWS * ROW_SUMS * 4));
-                }
-                v = te_join(of_warp, parts, sum);
-            }
-            float top = sum.top;
-#pragma unroll
-            for (int far = 1; far < TOGETHER; far *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, far));
-            const float w = te_exp2(sum.top - (top == -TE_INF ? 0.0f : top));
-            sum.l *= w, sum.top = top;
-#pragma unroll
-            for (int far = TOGETHER / 2; far > 0; far /= 2) // the order of te_warp_sum
-                sum.l += __shfl_xor_sync(0xffffffffu, sum.l, far);
-#pragma unroll
-            for (int i = 0; i < TOGETHER; i++) {
-                float4 x;
-                const float of_x = __shfl_sync(0xffffffffu, w, i, TOGETHER);
-                x.x = __shfl_sync(0xffffffffu, v.x, i, TOGETHER), x.y = __shfl_sync(0xffffffffu, v.y, i, TOGETHER);
-                x.z = __shfl_sync(0xffffffffu, v.z, i, TOGETHER), x.w = __shfl_sync(0xffffffffu, v.w, i, TOGETHER);
-                if (i < used) te_add_part(joined, of_x, x);
-            }
-            if (there && of == 0) te_finish(a, seq, b, first_head, r, c, joined, sum);
-        }
-        te_cluster_leave();
-        te_cluster_wait(); // other blocks read this one's shared memory until then
-        return;
-    }
-#endif
-    __syncthreads();
     const te_i64 row_floats = a.d_v + 4, part_floats = rows * row_floats; // a row's sums, then top, l, and padding
     const te_u32 place = blockIdx.z * gridDim.x + blockIdx.x;
     float *all = args.part + (te_i64)place * args.splits * part_floats;
+#if __CUDA_ARCH__ >= 900
+    __shared__ __align__(8) te_part of_block[ROWS];
+    const bool in_cluster = args.clustered && used <= TOGETHER;
+#endif
     for (int at = threadIdx.x; at < rows * QUADS; at += THREADS) {
         const int r = at / QUADS, c = 4 * (at % QUADS);
-        float4 of_warp[WARPS];
-        te_part parts[WARPS], sum;
+        te_part sum;
         if (c >= a.d_v) continue;
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) {
-            parts[i] = of_warps[i * ROWS + r];
-            of_warp[i] = *(const float4 *)(sums + (i * ROWS + r) * ROW_SUMS + c);
-        }
-        const float4 joined = te_join(of_warp, parts, sum);
+        const float4 joined =
+            te_join((const float4 *)(sums + r * ROW_SUMS + c), of_warps + r, sum);
         if (used == 1) {
             te_finish(a, seq, b, first_head, r, c, joined, sum);
             continue;
         }
+#if __CUDA_ARCH__ >= 900
+        if (in_cluster) { // in the place of the first warp's sums, which no other thread reads
+            *(float4 *)(sums + r * ROW_SUMS + c) = joined;
+            if (c == 0) of_block[r] = sum;
+            continue;
+        }
+#endif
         float *to_row = all + split * part_floats + r * row_floats;
         *(float4 *)(to_row + c) = joined;
         if (c == 0) *(float2 *)(to_row + a.d_v) = make_float2(sum.top, sum.l);
     }
     if (used == 1) return;
+#if __CUDA_ARCH__ >= 900
+    if (in_cluster) {
+        te_cluster_leave();
+        te_cluster_wait();
+        for (int at = threadIdx.x; split == 0 && at < rows * QUADS; at += THREADS) {
+            const int r = at / QUADS, c = 4 * (at % QUADS);
+            if (c >= a.d_v) continue;
+            const te_u32 at_sums = shared + 4 * (r * ROW_SUMS + c), at_part = te_smem(of_block + r);
+            float4 v[TOGETHER];
+            float w[TOGETHER], l[TOGETHER];
+            te_part sum = {-TE_INF, 0.0f};
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) {
+                w[i] = -TE_INF, l[i] = 0.0f;
+                if (i >= used) continue;
+                te_cluster_load8(te_cluster_at(at_part, i), w[i], l[i]);
+                v[i] = te_cluster_load16(te_cluster_at(at_sums, i));
+            }
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) sum.top = fmaxf(sum.top, w[i]);
+            float4 joined = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) {
+                w[i] = te_exp2(w[i] - (sum.top == -TE_INF ? 0.0f : sum.top));
+                l[i] *= w[i];
+                if (i < used) te_add_part(joined, w[i], v[i]);
+            }
+            sum.l = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])); // the order of te_warp_sum
+            te_finish(a, seq, b, first_head, r, c, joined, sum);
+        }
+        te_cluster_leave();
+        if (split > 0) te_cluster_wait(); // the first block reads this one's shared memory until then
+        return;
+    }
+#endif
 
     // ---- the chunks ----
     __syncthreads();

@@ -430,7 +430,7 @@ int main(int argc, char **argv) {
         }
         te_scope_end(te);
         check();
-        int due = dist.size > 1 && step % read_every ? 0 : most_of_ranks(interrupted ? 2 : now() > next_save); /* 1: a checkpoint, 2: the end */
+        int due = dist.size > 1 && step % read_every ? 0 : most_of_ranks(interrupted ? 2 : dist.rank == 0 && now() > next_save); /* 1: a checkpoint, of which rank 0 knows how long it takes; 2: the end */
         stop = last || due == 2;
         if (stop || evaluated || step % read_every == 0 || due) show(now() - begin, step + 1 - first, evaluated);
         if (stop || due) next_save = save();

@@ -430,6 +430,8 @@
 #include "train/multi_tensor.c"
 #include "train/scaler.c"
 #include "train/checkpoint_files.c"
+#include "train/checkpoint_ranks.c"
+#include "train/checkpoint_slices.c"
 #include "train/checkpoint_save.c"
 #include "train/checkpoint.c"
 #ifndef TE_NO_DIST

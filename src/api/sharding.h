@@ -58,7 +58,8 @@
  *     All ranks must run the same modules, forward and backward, in the same order. Functions that read parameters
  *     outside of a forward (te_hf_save, te_tensor_to_f32) need te_fsdp_unshard before.
  *     A checkpoint (te_module_set_checkpoint) should not span units: the gradients of all of them wait for its end.
- *   - te_model_save and te_model_load write and read slices: a checkpoint opens in any layout.
+ *   - te_model_save and te_model_load write and read slices, also of tensor-parallel parts and of experts: a checkpoint
+ *     opens in any layout.
  *   - te_optimizer_step, te_grad_scaler_unscale, te_clip_grad_norm and te_optimizer_set_scaled_state of remainders are
  *     calls that all ranks must make. Norms and overflows are those of all slices.
  *

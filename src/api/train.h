@@ -188,24 +188,28 @@ typedef struct te_metadata {
  *   - the scaling state of delayed recipes, the random state, and `metadata`.
  * The state of a te_grad_scaler is not written: te_grad_scaler_get_state returns it. If the context has an error,
  * nothing is written and that error is returned. TE_ERR_IO if writing fails.
- * A model with sharded units (api/sharding.h) is written by all ranks of their group at once: each must make the call,
- * with the same path on a shared disk. Rank 0 writes the file `path`, last: what is whole, its own slices, and the
- * names of the other ranks' files, "<path>.ID.1-of-4" and so on. Files of earlier saves to the path are removed then.
- * If a rank fails, all fail, and the checkpoint that was there stays. Buffers, scaling state and random state are those
- * of rank 0. TE_ERR_UNSUPPORTED if units have several groups.
- * With tensor-parallel parts, all ranks of the group must make the call, with the same path: they gather the whole
- * parameters, and rank 0 writes them.
- * Ranks that share experts (ep_group) each have experts of their own, which are not gathered: each expert rank needs a
- * path of its own. TE_ERR_UNSUPPORTED, on all ranks, if ranks with different experts share one set of files, because of
- * sharded units or of tensor-parallel parts (te_hf_save writes such models). */
+ * Ranks that share a model write one set of files, all at once: slices of sharded units (api/sharding.h), parts of
+ * tensor-parallel modules, experts of an ep_group, and any of these together. All ranks of these groups must make the
+ * call, with the same path on a shared disk, and all groups must be lines of one grid, as those of te_dist_init are.
+ * Rank 0 of all groups writes the file `path`, last: what is whole, its own slices, and the names of the other ranks'
+ * files, "<path>.ID.1-of-4" and so on. Files of earlier saves to the path are removed then. If a rank fails, all fail
+ * with its error, and the checkpoint that was there stays. Buffers, scaling state and random state are those of rank 0;
+ * buffers of an expert that has a name of its own are those of its rank.
+ * The files hold successive elements of whole tensors. Ranks that have columns of a matrix (row-parallel) exchange its
+ * rows, one tensor at a time, so that each has some rows of all columns. So a rank needs the memory of twice what it has
+ * of one tensor beside the model and the optimizer, and sends what it has of such matrices once.
+ * TE_ERR_INVALID if ranks give different names of files. TE_ERR_UNSUPPORTED if units of other modules than experts have
+ * several groups; for tensor-parallel parts that are stored quantized, whose scales no other layout can read; and for
+ * states in f16 or e4m3 of such parts. */
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt,
                                const te_metadata *metadata, int num_metadata);
 /* Reads a file of te_model_save into `m` and `opt` (each may be NULL). Syncs. Entries that only the file has give a
  * warning. Entries that only the model has are errors. A plain weight in the file is quantized if the model stores it
  * quantized. An error changes nothing, except TE_ERR_IO (a read failed) and an error of a custom quantizer.
- * A set of files that ranks have written opens in any layout: on one rank, or on any number of ranks, sharded or not;
- * each rank reads what it keeps. All ranks of sharded units must make the call, and all ranks of a tensor-parallel
- * group, with the same path; if one fails, all do. Each expert rank reads the path that it wrote. TE_ERR_FORMAT or
+ * A file, or a set of files that ranks have written, opens in any layout: on one rank, or on any number of ranks that
+ * share the model in any ways; each rank reads what it keeps, and of matrices of which it has columns whole rows, one
+ * tensor at a time: tp times what it keeps of the largest one is needed beside the model, and nothing is exchanged.
+ * All ranks of the model's groups must make the call, with the same path; if one fails, all do. TE_ERR_FORMAT or
  * TE_ERR_IO if a file of the set is missing or is not of the same save. */
 TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* Writes the value of a file's metadata entry `key` into buffer. TE_ERR_INVALID if there is no such entry, or its value

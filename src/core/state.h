@@ -171,6 +171,12 @@ typedef struct te__sharding {
     int num_blocks;   /* 0: one block */
     int64_t block[3]; /* rows of each block in the whole weight */
 } te__sharding;
+/* How one rank with all experts would have a parameter of this rank's experts. */
+typedef enum te__own_form {
+    TE__OWN_NAMED,   /* by the same name */
+    TE__OWN_STACKED, /* in one parameter with those of the other ranks, whose first dimension counts experts */
+    TE__OWN_NUMBERED /* by a name whose number counts the experts of all ranks, and not this rank's ("weight3") */
+} te__own_form;
 /* A parameter of which each rank of a group has a part of its own, as long as it exists: under tensor parallelism equal
  * parts of a matrix, under expert parallelism experts of its own. te_data_parallel_desc.shard is something else: there
  * ranks own slices of one value. */
@@ -178,6 +184,8 @@ typedef struct te__split {
     te_group *group;       /* not owned; NULL: not known yet */
     int size;              /* ranks */
     int dim;               /* the dimension that is divided, or -1: there is no whole parameter */
+    te__own_form own;      /* with dim -1 */
+    int first;             /* TE__OWN_NUMBERED: the number of this rank's first expert among those of all ranks */
     te__sharding sharding; /* of dimension 0 */
     uint64_t skip[2];      /* with dim -1: random numbers that other ranks draw for their parameters, before this one
                             * and behind it */

@@ -634,6 +634,7 @@ static te_result te__all_gather(te_group *group, const te_tensor *x, te_tensor *
 static te_result te__reduce_scatter(te_group *group, const te_tensor *x, te_tensor *out) {
     return te_reduce_scatter(group, x, out);
 }
+static te_result te__barrier(te_group *group) { return te_barrier(group); }
 static te_result te__lines_exchanged(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out,
                                      const int64_t *recv_counts) {
     return te_all_to_all(group, x, send_counts, out, recv_counts);

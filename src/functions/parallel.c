@@ -56,14 +56,16 @@ static te__split te__split_of(const te__parallel *p, te_parallel_mode mode, cons
     if (sharding && s.dim == 0) s.sharding = *sharding;
     return s;
 }
-/* Notes that x is a parameter of this rank of `group` alone. */
-static void te__split_own(te_tensor *x, te_group *group) {
+/* Notes that x is a parameter of this rank of `group` alone. `first`: see te__split. */
+static void te__split_own(te_tensor *x, te_group *group, te__own_form own, int first) {
     te__free(x->te, x->split);
     x->split = (te__split *)te__alloc_zero(x->te, sizeof(te__split));
     if (!x->split) return;
     x->split->group = group;
     x->split->size = te__group_size(group);
     x->split->dim = -1;
+    x->split->own = own;
+    x->split->first = first;
 }
 /* Notes that `to`, a copy, is the same part of a parameter as `from`. */
 static void te__split_same(te_tensor *to, const te_tensor *from) {

@@ -562,20 +562,36 @@ static te_result te__st_end(te_ctx *te, te__file_out *out, te__text *why, te_res
     return result;
 }
 
+/* Makes the header of a file with these parts, which follow each other in this order. `function` is named in errors. */
+static te_result te__st_make_header(te_ctx *te, const char *function, te__text *header, const te__st_part *parts, int n,
+                                    const te_metadata *metadata, int num_metadata) {
+    header->memory = &te->host_allocator;
+    te__st_put_header(header, parts, n, metadata, num_metadata);
+    if (header->oom) return te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: the header: %s", function, te__no_memory_text);
+    if (header->n > TE__ST_MAX_HEADER)
+        return te__fail(te, TE_ERR_INVALID, "%s: a header of %llu bytes; readers accept %d", function,
+                        (unsigned long long)header->n, (int)TE__ST_MAX_HEADER);
+    return TE_OK;
+}
+/* Begins a file under a temporary name: the header and its length. The data follow. */
+static void te__st_begin(te__file_out *out, const char *path, te__text *why, const te__text *header) {
+    unsigned char raw[8];
+    int i;
+    for (i = 0; i < 8; i++) raw[i] = (unsigned char)((uint64_t)header->n >> (8 * i));
+    te__file_out_begin(out, path, why);
+    te__file_out_write(out, raw, 8);
+    te__file_out_write(out, header->s, header->n);
+}
 /* Writes header and data to a temporary file, then renames it to its final name. `parts` must be sorted and valid. */
 static te_result te__st_write(te_ctx *te, const char *path, const te__st_part *parts, int num_parts,
                               const te__text *header) {
     te__file_out out;
     te__text why = TE_ZERO;
     te_result result = TE_OK;
-    unsigned char raw[8];
     int i;
     void *staging = te__alloc(te, TE__ST_CHUNK);
     if (!staging) return TE_ERR_OUT_OF_MEMORY;
-    for (i = 0; i < 8; i++) raw[i] = (unsigned char)((uint64_t)header->n >> (8 * i));
-    te__file_out_begin(&out, path, &why);
-    te__file_out_write(&out, raw, 8);
-    te__file_out_write(&out, header->s, header->n);
+    te__st_begin(&out, path, &why, header);
     for (i = 0; i < num_parts && result == TE_OK && !out.failed; i++) {
         if (parts[i].tensor) result = te__st_store(te, &out, parts[i].tensor, staging);
         else te__file_out_write(&out, parts[i].data, (size_t)parts[i].bytes);
@@ -583,25 +599,33 @@ static te_result te__st_write(te_ctx *te, const char *path, const te__st_part *p
     te__free(te, staging);
     return te__st_end(te, &out, &why, result);
 }
+/* Fills in a part that is a tensor of `dtype`. */
+static void te__st_describe(te__st_part *x, const char *name, te_dtype dtype, int ndim, const int64_t *shape) {
+    int k = 0;
+    while (te__st_dtypes[k].dtype != dtype) k++;
+    x->name = name;
+    x->type = &te__st_dtypes[k];
+    x->ndim = ndim;
+    memcpy(x->shape, shape, (size_t)ndim * sizeof(int64_t));
+    x->bytes = te__shape_bytes(dtype, ndim, shape);
+}
 
+/* Checks that no two parts have one name. Sorts them. */
+static te_result te__st_names_differ(te_ctx *te, const char *path, te__st_part *parts, int n) {
+    int i;
+    if (n) qsort(parts, (size_t)n, sizeof(*parts), te__st_by_part_name);
+    for (i = 1; i < n; i++)
+        if (strcmp(parts[i - 1].name, parts[i].name) == 0)
+            return te__fail(te, TE_ERR_INVALID, "%s: tensor " TE__ST_NAME " is given twice", path, parts[i].name);
+    return TE_OK;
+}
 /* Sorts the parts, which must be valid, and writes them. */
 static te_result te__st_write_parts(te_ctx *te, const char *path, te__st_part *parts, int n,
                                     const te_metadata *metadata, int num_metadata) {
     te__text header = TE_ZERO;
-    te_result result = TE_OK;
-    int i;
-    qsort(parts, (size_t)n, sizeof(*parts), te__st_by_part_name);
-    for (i = 1; i < n && result == TE_OK; i++)
-        if (strcmp(parts[i - 1].name, parts[i].name) == 0)
-            result = te__fail(te, TE_ERR_INVALID, "%s: tensor " TE__ST_NAME " is given twice", path, parts[i].name);
-    qsort(parts, (size_t)n, sizeof(*parts), te__st_by_width);
-    header.memory = &te->host_allocator;
-    te__st_put_header(&header, parts, n, metadata, num_metadata);
-    if (result == TE_OK && header.oom)
-        result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: the header: %s", path, te__no_memory_text);
-    if (result == TE_OK && header.n > TE__ST_MAX_HEADER)
-        result = te__fail(te, TE_ERR_INVALID, "%s: a header of %llu bytes; readers accept %d", path,
-                          (unsigned long long)header.n, (int)TE__ST_MAX_HEADER);
+    te_result result = te__st_names_differ(te, path, parts, n);
+    if (n) qsort(parts, (size_t)n, sizeof(*parts), te__st_by_width);
+    if (result == TE_OK) result = te__st_make_header(te, path, &header, parts, n, metadata, num_metadata);
     if (result == TE_OK) result = te__st_write(te, path, parts, n, &header);
     te__text_free(&header);
     return result;
@@ -613,7 +637,7 @@ static te_result te__st_write_with(te_ctx *te, const char *path, const te_safete
     const size_t bytes = (size_t)(num_items + num_kept) * sizeof(te__st_part);
     te__st_part *parts;
     te_result result = TE_OK;
-    int i, k;
+    int i;
     /* An earlier error may have left tensors incomplete. They must not replace a good file. */
     if (te->error_code != TE_OK) return te->error_code;
     for (i = 0; i < num_items && result == TE_OK; i++) result = te__st_item_ok(te, path, &items[i]);
@@ -622,12 +646,7 @@ static te_result te__st_write_with(te_ctx *te, const char *path, const te_safete
     if (!parts) return TE_ERR_OUT_OF_MEMORY;
     for (i = 0; i < num_items; i++) {
         const te_tensor *x = items[i].tensor;
-        for (k = 0; te__st_dtypes[k].dtype != x->dtype; k++) {}
-        parts[i].name = items[i].name;
-        parts[i].type = &te__st_dtypes[k];
-        parts[i].ndim = x->ndim;
-        memcpy(parts[i].shape, x->shape, sizeof(parts[i].shape));
-        parts[i].bytes = te_tensor_bytes(x);
+        te__st_describe(&parts[i], items[i].name, x->dtype, x->ndim, x->shape);
         parts[i].tensor = x;
     }
     if (num_kept) memcpy(parts + num_items, kept, (size_t)num_kept * sizeof(te__st_part));
@@ -636,13 +655,10 @@ static te_result te__st_write_with(te_ctx *te, const char *path, const te_safete
     return result;
 }
 
-TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
-                                      const te_metadata *metadata, int num_metadata) {
+/* Checks metadata of the caller. */
+static te_result te__st_metadata_ok(te_ctx *te, const char *path, const te_metadata *metadata, int n) {
     int i, k;
-    if (te_error_code(te) != TE_OK) return te_error_code(te);
-    if (!path || num_items < 0 || num_metadata < 0 || (num_items && !items) || (num_metadata && !metadata))
-        return te__fail(te, TE_ERR_INVALID, "te_safetensors_write: path, items or metadata is missing");
-    for (i = 0; i < num_metadata; i++) {
+    for (i = 0; i < n; i++) {
         if (!metadata[i].key || !metadata[i].value || !te__is_utf8(metadata[i].key) || !te__is_utf8(metadata[i].value))
             return te__fail(te, TE_ERR_INVALID, "%s: metadata entry %d is not two texts in UTF-8", path, i);
         for (k = 0; k < i; k++)
@@ -650,6 +666,14 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
                 return te__fail(te, TE_ERR_INVALID, "%s: metadata key " TE__ST_NAME " is given twice", path,
                                 metadata[i].key);
     }
+    return TE_OK;
+}
+TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
+                                      const te_metadata *metadata, int num_metadata) {
+    if (te_error_code(te) != TE_OK) return te_error_code(te);
+    if (!path || num_items < 0 || num_metadata < 0 || (num_items && !items) || (num_metadata && !metadata))
+        return te__fail(te, TE_ERR_INVALID, "te_safetensors_write: path, items or metadata is missing");
+    if (te__st_metadata_ok(te, path, metadata, num_metadata) != TE_OK) return te_error_code(te);
     return te__st_write_with(te, path, items, num_items, NULL, 0, metadata, num_metadata);
 }
 

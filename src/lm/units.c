@@ -403,15 +403,11 @@ static te_result te__hf_store(te__hf_set *w, const te__hf_piece *p, te__file_out
     return result;
 }
 /* Writes this rank's file, up to its commit. All ranks gather all groups, in one order. */
-static te_result te__hf_write_file(te__hf_set *w, te__file_out *out, te__text *why, const te__text *header) {
+static te_result te__hf_write_file(te__hf_set *w, te__file_out *out, te__text *why) {
     const te__causal_lm *s = (const te__causal_lm *)w->model->state;
     void *staging = te__alloc(w->te, TE__ST_CHUNK);
     te_result result = staging ? TE_OK : TE_ERR_OUT_OF_MEMORY;
-    unsigned char raw[8];
     int i, bits;
-    for (i = 0; i < 8; i++) raw[i] = (unsigned char)((uint64_t)header->n >> (8 * i));
-    te__file_out_write(out, raw, 8);
-    te__file_out_write(out, header->s, header->n);
     for (bits = 64; bits > 0 && result == TE_OK; bits /= 2) {
         for (i = 0; i < w->num_pieces && result == TE_OK; i++) {
             const te__hf_piece *p = &w->piece[i];
@@ -494,16 +490,15 @@ static te_result te__hf_write_units(te_module *model, const char *folder, const 
     if (!w.load) result = TE_ERR_OUT_OF_MEMORY;
     if (result == TE_OK && !te_module_visit_tensors(model, te__hf_list_piece, &w)) result = te_error_code(te);
     for (bits = 64; bits > 0 && result == TE_OK; bits /= 2) result = te__hf_list_parts(&w, bits);
-    header.memory = &te->host_allocator;
-    if (result == TE_OK) te__st_put_header(&header, w.part, w.num_parts, te__hf_format, 1);
-    if (header.oom) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "te_hf_save: the header: %s", te__no_memory_text);
+    if (result == TE_OK)
+        result = te__st_make_header(te, "te_hf_save", &header, w.part, w.num_parts, te__hf_format, 1);
     te__hf_file_name(h, h->rank, name);
     if (result == TE_OK && !te__hf_join(&path, te, folder, name)) result = te_error_code(te);
     result = te__ckpt_agree(h->group, te, result);
     if (result == TE_OK) {
         begun = true;
-        te__file_out_begin(&out, path.s, &why);
-        result = te__hf_write_file(&w, &out, &why, &header);
+        te__st_begin(&out, path.s, &why, &header);
+        result = te__hf_write_file(&w, &out, &why);
         if (result == TE_OK && out.failed) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
         result = te__ckpt_agree(h->group, te, result);
     }

@@ -100,7 +100,7 @@ static te_module *te__block_expert_create(te_ctx *te, const te__moe_block *b, co
     m = te__gated_mlp_open(te, name, &state, &outer);
     if (!m) return NULL;
     te__block_linears(m, b, false);
-    for (i = 0; i < m->num_children; i++) te__experts_own(m->children[i], b->ep_group);
+    for (i = 0; i < m->num_children; i++) te__experts_own(m->children[i], b->ep_group, TE__OWN_NAMED, 1);
     return te__close_part(m, outer);
 }
 /* Experts get the values that they have without other ranks: the weights of all experts are drawn in their order. */

@@ -352,11 +352,11 @@ static te_module *te__experts_create(te_ctx *te, const char *who, const te_modul
     te__params_on(m, c.device);
     return m;
 }
-/* Notes that the parameters of m are those of experts that only this rank of `group` has. */
-static void te__experts_own(te_module *m, te_group *group) {
+/* Notes that the parameters of m are those of experts that only this rank of `group` has: `local` of them. */
+static void te__experts_own(te_module *m, te_group *group, te__own_form own, int local) {
     int i;
     for (i = 0; m && te__group_size(group) > 1 && i < m->num_entries; i++)
-        te__split_own(m->entries[i].tensor, group);
+        te__split_own(m->entries[i].tensor, group, own, te__group_rank(group) * local);
 }
 static te_module *te__stacked_experts_create(te_ctx *te, const char *who, const te_module_class *cls,
                                              const te_moe_config *config, const te_moe_backend *backend) {
@@ -370,7 +370,7 @@ static te_module *te__stacked_experts_create(te_ctx *te, const char *who, const 
         te__add_experts(m, "gate_up_proj_bias", s->config.dtype, s->local, 0, te__up_size(&s->config));
         te__add_experts(m, "down_proj_bias", s->config.dtype, s->local, 0, te__expert_dim(&s->config));
     }
-    te__experts_own(m, s->group);
+    te__experts_own(m, s->group, TE__OWN_STACKED, s->local);
     return te__module_built(m);
 }
 TE_API te_module *te_grouped_experts_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend) {
@@ -398,7 +398,7 @@ static void te__te_child(te_module *m, const char *name, int64_t in, int64_t out
     d.gemm.params_dtype = s->config.dtype;
     d.gemm.device = s->config.device;
     child = te_grouped_linear_create(m->te, &d);
-    te__experts_own(child, s->group);
+    te__experts_own(child, s->group, TE__OWN_NUMBERED, s->local);
     te__adopt(m, name, child);
 }
 TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend) {

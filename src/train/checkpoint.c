@@ -99,6 +99,25 @@ static bool te__ckpt_passes_over(te_module *m, const char *entry) {
     return e && e->tensor->quantized && !e->tensor->quantized->col.data;
 }
 
+/* A visitor: returns false at a parameter that only this rank of a group has. */
+static bool te__ckpt_is_shared(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)user, (void)m, (void)path, (void)kind;
+    return !te__ckpt_is_own(te__ckpt_split(x));
+}
+/* Returns true if the file may have this entry because other ranks have other experts: the nearest module of its name
+ * has some of this rank's. */
+static bool te__ckpt_is_elsewhere(te_module *m, const char *entry) {
+    char path[640];
+    char *dot;
+    te_module *near = NULL;
+    if (te__starts_with(entry, "optimizer/")) entry += strlen("optimizer/");
+    snprintf(path, sizeof(path), "%s", entry);
+    while (m && !near && (dot = strrchr(path, '.')) != NULL) {
+        *dot = 0;
+        near = te_module_find(m, path);
+    }
+    return near && !te_module_visit_tensors(near, te__ckpt_is_shared, NULL);
+}
 /* Adds an entry to p->fresh if it is scaling state without a buffer in its module. Returns false for other entries. */
 static bool te__ckpt_take_fresh(te__ckpt_plan *p, te_module *m, const te_safetensors_entry *e) {
     te__ckpt_new x;
@@ -188,6 +207,7 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te__ckpt_files *files, te_modu
             bsearch(&slice, p->have.slices, (size_t)p->have.num_slices, sizeof(slice), te__ckpt_by_slice))
             continue;
         if (!state && (te__ckpt_passes_over(m, e->name) || te__ckpt_take_fresh(p, m, e))) continue;
+        if (te__ckpt_is_elsewhere(m, e->name)) continue;
         if (unused++ == 0) first = e->name;
     }
     if (!te__ckpt_number(f, "te.seed", &p->has_rng, &p->seed, NULL)) return TE_ERR_FORMAT;
@@ -209,14 +229,14 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te__ckpt_files *files, te_modu
 }
 
 /* Reads the slices of this rank. */
-static te_result te__ckpt_read_slices(te__ckpt *c) {
+static te_result te__ckpt_read_slices(te__ckpt *c, const te_tensor *scratch) {
     te_result result = TE_OK;
     int i;
     for (i = 0; i < c->num_slices && result == TE_OK; i++) {
         const te__ckpt_slice *x = &c->slices[i];
-        if (te__numel(x->tensor)) result = te__ckpt_read_range(c->file, x->name, x->from, x->tensor);
+        result = te__ckpt_read_slice(c->file, x, scratch);
         if (result != TE_OK || !x->value) continue;
-        if (x->value->param->quantized) result = te__ckpt_move_codes(x, true);
+        if (x->codes) result = te__ckpt_move_codes(x, true);
         x->value->version =
             x->value->param->quantized ? te__param_version(x->value->param) : x->value->version + 1;
         x->value->written_at = ++c->te->writes;
@@ -256,10 +276,15 @@ static te_result te__ckpt_start_values(te__ckpt_plan *p) {
 static te_result te__ckpt_read(te__ckpt_plan *p) {
     te__ckpt_files *files = p->have.file;
     te_ctx *te = p->have.te;
+    te_tensor *scratch = NULL;
     te_result result = TE_OK;
+    int64_t most = 0;
     int i;
     /* Allocations come first, because they can be undone. */
     if (!te__ckpt_stage(files)) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < p->have.num_slices; i++) most = te__max(most, te__ckpt_scratch_bytes(&p->have.slices[i]));
+    if (most > 0) scratch = te__empty_1d(te, TE_U8, most);
+    if (most > 0 && !scratch) return te_error_code(te);
     p->value = (te_tensor **)te__alloc_zero(te, ((size_t)p->have.values.n + 1) * sizeof(te_tensor *));
     if (!p->value) return TE_ERR_OUT_OF_MEMORY;
     for (i = 0; i < p->have.values.n; i++) {
@@ -281,9 +306,7 @@ static te_result te__ckpt_read(te__ckpt_plan *p) {
         else
             result = te_tensor_copy((te_tensor *)x->tensor, te__ckpt_read_new(files, x->name));
     }
-    for (i = 0; i < p->have.num_parts && result == TE_OK; i++)
-        result = te__split_take(p->have.parts[i].x, p->have.parts[i].whole, p->have.parts[i].split);
-    return result == TE_OK ? te__ckpt_read_slices(&p->have) : result;
+    return result == TE_OK ? te__ckpt_read_slices(&p->have, scratch) : result;
 }
 /* Makes what follows from the tensors that were read, and sets the numbers of the optimizer and the random state. */
 static te_result te__ckpt_finish(te__ckpt_plan *p, te_optimizer *opt) {
@@ -327,6 +350,7 @@ TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_op
     te__free(te, p.value);
     te__ckpt_close(&p.have);
     te__ckpt_files_close(f);
+    te__ckpt_groups_close(&groups);
     te__frame_end(te, NULL, 0);
     return result;
 }

@@ -1,5 +1,5 @@
-/* train/checkpoint_files.c: the file of a checkpoint, or the set of files in which ranks with sharded units have
- * written it. This file must not depend on modules and optimizers. A set of n files:
+/* train/checkpoint_files.c: the file of a checkpoint, or the set of files in which ranks that share a model have written
+ * it. This file must not depend on modules and optimizers. A set of n files:
  *
  *     model.safetensors                 the index, of rank 0: what is whole on all ranks, and the slices of rank 0
  *     model.safetensors.ID.1-of-4 ..    the slices of rank 1, and so on. ID is new in each save, and the index is
@@ -7,7 +7,7 @@
  *
  * A slice of a tensor NAME is named NAME@N, where N is the byte of the whole tensor at which it begins. The index has
  * the metadata te.parts (n), te.part.1 .. (names of the other files) and te.whole.NAME (the sizes of a tensor that is
- * in slices, "64,160"). */
+ * in slices, "64,160"); a file of experts that the index does not know has te.whole.NAME of these. */
 
 typedef struct te__ckpt_piece {
     char *name; /* of the whole tensor; owned */
@@ -134,14 +134,15 @@ static bool te__ckpt_add_size(te_safetensors_entry *e, int64_t size) {
     e->shape[e->ndim++] = size;
     return true;
 }
-/* Sets the shape of a tensor in slices from the metadata of the index. */
-static bool te__ckpt_read_shape(te__ckpt_files *s, te_safetensors_entry *e) {
+/* Sets the shape of a tensor in slices from the metadata of the index, or of the file of its first slice. */
+static bool te__ckpt_read_shape(te__ckpt_files *s, const te__ckpt_piece *first, te_safetensors_entry *e) {
     const char *text;
     char *key = (char *)te__alloc(s->te, sizeof(te__ckpt_whole_key) + strlen(e->name));
     if (!key) return false;
     memcpy(key, te__ckpt_whole_key, sizeof(te__ckpt_whole_key));
     memcpy(key + sizeof(te__ckpt_whole_key) - 1, e->name, strlen(e->name) + 1);
     text = te_safetensors_metadata(s->file[0], key);
+    if (!text) text = te_safetensors_metadata(s->file[first->file], key);
     te__free(s->te, key);
     e->ndim = 0;
     while (text && *text) {
@@ -167,7 +168,7 @@ static bool te__ckpt_join(te__ckpt_files *s) {
         w->e.name = first->name;
         w->e.dtype = first->entry->e.dtype;
         w->first = i;
-        if (!te__ckpt_read_shape(s, &w->e)) return false;
+        if (!te__ckpt_read_shape(s, first, &w->e)) return false;
         for (; i < s->num_pieces && strcmp(s->piece[i].name, first->name) == 0; i++) {
             const te__ckpt_piece *p = &s->piece[i];
             if (p->begin != end || p->entry->e.dtype != w->e.dtype)

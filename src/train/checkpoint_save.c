@@ -7,31 +7,14 @@
  *                                                     .row.amax, .col. ..)
  *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master_param,
  *                                                     .exp_avg_scale ..)
- *     optimizer/started                               flags: the parameter has taken part in a step; only in files of
- *                                                     an optimizer whose first step differs from later ones
+ *     optimizer/layers.0 ... .weight.started          a flag: the parameter has taken part in a step; only in files of
+ *                                                     an optimizer whose first step differs from later ones. Older
+ *                                                     files have all flags in one tensor, optimizer/started
  *     te.steps, te.lr, te.seed, te.offset             metadata: numbers of the optimizer and of the random state
  *     te.lr.0                                         the learning rate of the optimizer's first group, if it has one
  *                                                     of its own
  *
  * The scaling state of delayed recipes is saved as buffers of the modules. */
-
-/* This rank's slice of a tensor that is sharded. */
-typedef struct te__ckpt_slice {
-    char *name;        /* of the whole tensor; owned */
-    te_tensor *tensor; /* contiguous, and empty if this rank has no slice */
-    te_dtype dtype;
-    int ndim;          /* of the whole tensor */
-    int64_t shape[TE_MAX_DIMS];
-    uint64_t from;     /* where the slice begins, in bytes of the whole tensor */
-    te__shard *value;  /* the parameter whose value this is, or NULL: a state */
-    int part;          /* of `value`, if that is stored quantized: `tensor` is a copy of its rows of codes */
-} te__ckpt_slice;
-
-/* Loading: a tensor of which this rank has a part, and the whole one that the file has. */
-typedef struct te__ckpt_part {
-    te_tensor *x, *whole; /* te__frame_end in te_model_load releases `whole` */
-    const te__split *split;
-} te__ckpt_part;
 
 /* The tensors of a module tree and of an optimizer, each with its name in the file. */
 typedef struct te__ckpt {
@@ -41,10 +24,7 @@ typedef struct te__ckpt {
     te__st_list values; /* loading: quantized weights that the file holds in high precision */
     te__ckpt_slice *slices;
     int num_slices, cap_slices;
-    te__ckpt_part *parts;
-    int num_parts, cap_parts;
-    bool told;       /* saving: the other ranks know that this one has failed */
-    bool sharded;    /* parameters are sharded, over the ranks of `group` */
+    bool sharded;    /* saving: parameters that are no experts are sharded, over the ranks of `group` */
     te_group *group;
     te_tensor **turn; /* loading: quantized weights whose column-wise copy the file lacks; this copy is made from the
                        * row-wise copy */
@@ -55,47 +35,61 @@ static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) {
     return te__st_list_put(&c->items, name, tensor);
 }
 
-/* Adds a tensor of which each rank has the part that `split` says; NULL: it is whole. Ranks gather it to save it. */
-static bool te__ckpt_add_part(te__ckpt *c, const char *name, te_tensor *x, const te__split *split) {
-    int64_t shape[TE_MAX_DIMS];
-    te__ckpt_part *p;
-    if (!split || split->size < 2 || split->dim < 0) return te__ckpt_add(c, name, x);
-    if (!c->file) {
-        te_tensor *whole = te__split_whole(x, split);
-        c->told = !whole;
-        return whole && te__ckpt_add(c, name, whole);
-    }
-    if (!te__grow(c->te, (void **)&c->parts, &c->cap_parts, c->num_parts, sizeof(te__ckpt_part))) return false;
-    p = &c->parts[c->num_parts];
-    memcpy(shape, x->shape, sizeof(shape));
-    shape[split->dim] *= split->size;
-    p->x = x;
-    p->split = split;
-    p->whole = te_tensor_empty(c->te, x->dtype, x->ndim, shape);
-    if (!p->whole) return false;
-    c->num_parts++;
-    return te__ckpt_add(c, name, p->whole);
-}
-
 /* ---- slices ---- */
 
-/* Adds a slice `tensor` of the tensor `name`. `like` has the shape of the whole tensor. */
+/* Returns how ranks divide a parameter; NULL: each rank has the whole. */
+static const te__split *te__ckpt_split(const te_tensor *x) {
+    return x && x->split && x->split->size > 1 ? x->split : NULL;
+}
+/* Returns whether only this rank of a group has a parameter. */
+static bool te__ckpt_is_own(const te__split *s) { return s && s->dim < 0; }
+
+/* Writes to `whole` the name that a rank with all experts has for `name`: the number at the end of a part of it ("fc1.
+ * weight3.exp_avg") counts the experts of all ranks. */
+static void te__ckpt_whole_name(const char *name, const te__split *split, char *whole, size_t size) {
+    size_t end = strlen(name), at;
+    const bool numbered = te__ckpt_is_own(split) && split->own == TE__OWN_NUMBERED;
+    for (; numbered && end > 0 && (name[end - 1] < '0' || name[end - 1] > '9'); end--)
+        while (end > 1 && name[end - 1] != '.') end--; /* a part without a number */
+    for (at = end; numbered && at > 0 && name[at - 1] >= '0' && name[at - 1] <= '9';) at--;
+    if (!numbered || at == end) snprintf(whole, size, "%s", name);
+    else snprintf(whole, size, "%.*s%ld%s", (int)at, name, strtol(name + at, NULL, 10) + split->first, name + end);
+}
+
+/* Adds what this rank has of a tensor, which ranks divide as `split` says (NULL: not at all). `shape`: of the part.
+ * `shard`: the slice of it that this rank has; NULL: all. */
 static te__ckpt_slice *te__ckpt_add_slice(te__ckpt *c, const char *name, te_tensor *tensor, te_dtype dtype, int ndim,
-                                          const int64_t *shape, int64_t from) {
+                                          const int64_t *shape, const te__split *split, const te__shard *shard) {
+    const int dim = split && split->dim > 0 ? split->dim : 0;
     te__ckpt_slice *x;
+    char whole[704];
+    int i;
     if (!tensor || !te__grow(c->te, (void **)&c->slices, &c->cap_slices, c->num_slices, sizeof(te__ckpt_slice)))
         return NULL;
+    te__ckpt_whole_name(name, split, whole, sizeof(whole));
     x = &c->slices[c->num_slices];
     memset(x, 0, sizeof(*x));
-    x->name = te__copy_string(c->te, name);
+    x->name = te__copy_string(c->te, whole);
     x->tensor = tensor;
     x->dtype = dtype;
+    x->unit = te__dtype_size(dtype);
     x->ndim = ndim;
     memcpy(x->shape, shape, (size_t)ndim * sizeof(int64_t));
-    x->from = (uint64_t)from;
+    x->split = split;
+    x->outer = x->own = x->inner = 1;
+    for (i = 0; i < ndim; i++) *(i < dim ? &x->outer : i == dim ? &x->own : &x->inner) *= shape[i];
+    x->length = shard ? shard->length : x->outer * x->own * x->inner;
+    x->start = shard ? shard->start : 0;
+    x->shard_group = te__shard_group(shard);
+    if (split && (split->dim >= 0 || split->own == TE__OWN_STACKED)) x->shape[dim] *= split->size;
     if (!x->name) return NULL;
     c->num_slices++;
     return x;
+}
+/* Adds a tensor that is not sharded. */
+static bool te__ckpt_put(te__ckpt *c, const char *name, te_tensor *x, const te__split *split) {
+    if (!split) return te__ckpt_add(c, name, x);
+    return te__ckpt_add_slice(c, name, x, x->dtype, x->ndim, x->shape, split, NULL) != NULL;
 }
 /* Copies rows of codes between this rank's block of slices, where they lie close together, and x->tensor, whose rows
  * are those of the whole tensor. */
@@ -122,21 +116,29 @@ static bool te__ckpt_add_codes(te__ckpt *c, const char *name, te__shard *s, int 
     shape[1] = x->shape[1];
     own = s->set->of_parameters ? te_tensor_zeros(c->te, x->dtype, 2, shape)
                                 : te__alias_as(x, first * ld, x->dtype, 2, shape);
-    slice = te__ckpt_add_slice(c, name, own, x->dtype, 2, x->shape, first * ld);
+    slice = te__ckpt_add_slice(c, name, own, x->dtype, 2, x->shape, te__ckpt_split(s->param), s);
     if (!slice) return false;
+    slice->unit = 1; /* rows of codes are bytes */
+    slice->start = first * ld;
+    slice->length = rows * ld;
+    slice->codes = true;
     slice->value = s;
     slice->part = part;
     return c->file || !s->set->of_parameters || te__ckpt_move_codes(slice, false) == TE_OK;
 }
-/* Notes that a parameter is sharded. A file has one set of ranks. */
+/* Releases what is gathered of a sharded parameter: its slice has the value then. A set of files has one value of each
+ * parameter, and of ranks that share a unit in several groups, nobody knows whether they have one. */
 static bool te__ckpt_meet(te__ckpt *c, const te__shard *s) {
-    if (!c->file && c->sharded && c->group != s->set->group)
-        return te__not_ok(c->te, TE_ERR_UNSUPPORTED,
-                          "te_model_save: unit \"%s\" is shared by another group (%d ranks) than the units before it "
-                          "(%d); save the modules of each group to a path of their own",
-                          s->set->name, te__group_size(s->set->group), te__group_size(c->group));
-    c->sharded = true;
-    c->group = s->set->group;
+    if (!c->file && !te__ckpt_is_own(te__ckpt_split(s->param))) {
+        if (c->sharded && c->group != s->set->group)
+            return te__not_ok(c->te, TE_ERR_UNSUPPORTED,
+                              "te_model_save: unit \"%s\" is shared by another group (%d ranks) than the units before "
+                              "it (%d), and its parameters are not those of experts, of which each rank has its own; "
+                              "save the modules of each group to a path of their own",
+                              s->set->name, te__group_size(s->set->group), te__group_size(c->group));
+        c->sharded = true;
+        c->group = s->set->group;
+    }
     return te__shards_scatter(s->set) == TE_OK;
 }
 /* Returns whether a parameter is saved, or loaded, by slices. */
@@ -144,6 +146,15 @@ static bool te__ckpt_slices(const te__ckpt *c, const te_tensor *x) {
     return x->shard && te__numel(x) > 0 && (!c->file || x->shard->set->of_parameters);
 }
 
+/* Returns the number of elements of a whole tensor. */
+static int64_t te__ckpt_count(const te__ckpt_slice *x) {
+    int64_t n = 1;
+    int i;
+    for (i = 0; i < x->ndim; i++) n *= x->shape[i];
+    return n;
+}
+
+static const char te__ckpt_flags[] = "optimizer/started"; /* all flags, in older files */
 /* The names of the tensors of a copy of a quantized weight. */
 static const char *const te__ckpt_parts[3] = {"data", "scale", "amax"};
 
@@ -151,16 +162,19 @@ static const char *const te__ckpt_parts[3] = {"data", "scale", "amax"};
 static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) {
     static const char *const copies[2] = {"row", "col"};
     const char *const *parts = te__ckpt_parts;
+    const te__split *split = te__ckpt_split(x);
     const bool slices = te__ckpt_slices(c, x);
-    char name[640];
+    char name[640], whole[704];
     int i, k;
-    if (c->file && te__ckpt_find(c->file, path)) return te__st_list_put(&c->values, path, x);
+    te__ckpt_whole_name(path, split, whole, sizeof(whole));
+    if (c->file && te__ckpt_find(c->file, whole)) return te__st_list_put(&c->values, whole, x);
     for (i = 0; i < 2; i++) {
         const te__quant_copy *copy = i ? &x->quantized->col : &x->quantized->row;
         te_tensor *part[3];
         if (slices && i == x->shard->num_parts) break; /* the column-wise copy follows from the row-wise one */
         snprintf(name, sizeof(name), "%s.%s.data", path, copies[i]);
-        if (i && c->file && copy->data && !te__ckpt_find(c->file, name) && te__column_follows(x)) {
+        te__ckpt_whole_name(name, split, whole, sizeof(whole));
+        if (i && c->file && copy->data && !te__ckpt_find(c->file, whole) && te__column_follows(x)) {
             if (!te__grow(c->te, (void **)&c->turn, &c->cap_turn, c->num_turn, sizeof(te_tensor *))) return false;
             c->turn[c->num_turn++] = x;
             continue;
@@ -172,55 +186,70 @@ static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) 
         part[2] = i && copy->amax == x->quantized->row.amax ? NULL : copy->amax;
         for (k = 0; k < 3; k++) {
             snprintf(name, sizeof(name), "%s.%s.%s", path, copies[i], parts[k]);
-            if (part[k] && !te__ckpt_add(c, name, part[k])) return false;
+            if (part[k] && !te__ckpt_put(c, name, part[k], split)) return false;
         }
     }
     return true;
 }
+/* Returns how ranks divide the experts of a module: its buffers are then those of one rank, too. */
+static const te__split *te__ckpt_split_of_buffers(const te_module *m) {
+    int i;
+    for (i = 0; i < m->num_entries; i++) {
+        const te__split *s = te__ckpt_split(m->entries[i].tensor);
+        if (te__ckpt_is_own(s) && s->own == TE__OWN_NAMED) return s;
+    }
+    return NULL;
+}
 static bool te__ckpt_add_entry(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind) {
     te__ckpt *c = (te__ckpt *)user;
     te__shard *s = tensor->shard;
+    const te__split *split = te__ckpt_split(tensor);
     te__ckpt_slice *slice;
     if (kind == TE_ENTRY_BUFFER && te__module_is_transient(m, tensor)) return true;
+    if (kind == TE_ENTRY_BUFFER) split = te__ckpt_split_of_buffers(m);
     if (s && !te__ckpt_meet(c, s)) return false;
-    if (tensor->split && tensor->split->dim >= 0 && (tensor->quantized || s))
+    if (split && split->dim >= 0 && tensor->quantized)
         return te__not_ok(c->te, TE_ERR_UNSUPPORTED,
-                          "%s: parameter %s is divided over %d ranks of a tensor-parallel group, and it is %s; plain "
-                          "parameters that are not sharded are possible",
-                          c->file ? "te_model_load" : "te_model_save", path, tensor->split->size,
-                          s ? "sharded as well" : "stored quantized");
+                          "%s: parameter %s is divided over %d ranks of a tensor-parallel group, and it is stored "
+                          "quantized; each rank has scales of its own, which no other layout can read: store it plain "
+                          "(no te_quantized_model_init_begin)",
+                          c->file ? "te_model_load" : "te_model_save", path, split->size);
     if (tensor->quantized) return te__ckpt_add_quantized(c, path, tensor);
     if (tensor->moves && te__numel(tensor) == 0) return true;
-    if (!te__ckpt_slices(c, tensor)) return te__ckpt_add_part(c, path, tensor, tensor->split);
-    slice = te__ckpt_add_slice(c, path, te__shard_value(s), s->dtype, tensor->ndim, tensor->shape,
-                               s->start * te__dtype_size(s->dtype));
+    if (!te__ckpt_slices(c, tensor)) return te__ckpt_put(c, path, tensor, split);
+    slice = te__ckpt_add_slice(c, path, te__shard_value(s), s->dtype, tensor->ndim, tensor->shape, split, s);
     if (slice) slice->value = s;
     return slice != NULL;
 }
-static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor, te_tensor *param, te__shard *shard) {
+static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor, te_tensor *param, te__shard *shard,
+                               te__state_kind kind) {
     te__ckpt *c = (te__ckpt *)user;
-    const bool pairs = tensor->dtype == TE_U8; /* remainders */
-    int64_t shape[TE_MAX_DIMS];
-    if (!shard && param && param->split && param->split->dim >= 0 &&
-        te__numel(tensor) != te__numel(param) * (pairs ? 2 : 1))
+    const te__split *split = te__ckpt_split(param);
+    const bool pairs = kind == TE__STATE_VALUES && tensor->dtype == TE_U8; /* remainders */
+    te__ckpt_slice *slice;
+    if (kind == TE__STATE_FLAG && c->file && te__ckpt_find(c->file, te__ckpt_flags)) return true;
+    if (kind == TE__STATE_FLAGS) return !c->file || !te__ckpt_find(c->file, name) || te__ckpt_add(c, name, tensor);
+    if (kind != TE__STATE_VALUES && split && (split->dim >= 0 || split->own == TE__OWN_STACKED)) {
+        if (kind == TE__STATE_FLAG) return te__ckpt_add(c, name, tensor); /* alike on all ranks */
         return te__not_ok(c->te, TE_ERR_UNSUPPORTED,
                           "%s: \"%s\" is one number for the part that this rank has of a parameter, which is divided "
-                          "over %d ranks of a tensor-parallel group; states in f32 and bf16 have none",
-                          c->file ? "te_model_load" : "te_model_save", name, param->split->size);
-    if (!shard) return te__ckpt_add_part(c, name, tensor, param ? param->split : NULL);
-    if (!shard->set)
+                          "over %d ranks; states in f32 and bf16 have none",
+                          c->file ? "te_model_load" : "te_model_save", name, split->size);
+    }
+    if (kind != TE__STATE_VALUES) return te__ckpt_put(c, name, tensor, split);
+    if (shard && !shard->set)
         return te__not_ok(c->te, TE_ERR_STATE,
                           "%s: the unit of optimizer state %s was taken back; make the optimizer after the units",
                           c->file ? "te_model_load" : "te_model_save", name);
-    if (!te__ckpt_meet(c, shard)) return false;
-    if (te__numel(shard->param) == 0) return true;
-    memcpy(shape, shard->param->shape, sizeof(shape));
-    if (pairs) {
-        shape[0] = te__numel(shard->param);
-        shape[1] = 2;
-    }
-    return te__ckpt_add_slice(c, name, tensor, tensor->dtype, pairs ? 2 : shard->param->ndim, shape,
-                              shard->start * (pairs ? 2 : 1) * te__dtype_size(tensor->dtype)) != NULL;
+    if (shard && !te__ckpt_meet(c, shard)) return false;
+    if (shard && te__numel(param) == 0) return true;
+    if (!shard && !split) return te__ckpt_add(c, name, tensor);
+    slice = te__ckpt_add_slice(c, name, tensor, tensor->dtype, param->ndim, param->shape, split, shard);
+    if (!slice || !pairs) return slice != NULL;
+    slice->shape[0] = te__ckpt_count(slice);
+    slice->shape[1] = slice->unit = 2;
+    slice->ndim = 2;
+    return true;
 }
 
 static void te__ckpt_close(te__ckpt *c) {
@@ -230,7 +259,6 @@ static void te__ckpt_close(te__ckpt *c) {
     for (i = 0; i < c->num_slices; i++) te__free(c->te, c->slices[i].name);
     te__free(c->te, c->slices);
     te__free(c->te, c->turn);
-    te__free(c->te, c->parts);
 }
 
 static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m,
@@ -244,68 +272,6 @@ static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, c
         return te__fail(te, TE_ERR_INVALID, "%s: the %s belongs to another context", function,
                         m && te_module_ctx(m) != te ? "module" : "optimizer");
     return m ? te__tree_whole(m) : TE_OK;
-}
-/* The groups whose ranks share a model or the states of an optimizer, each listed once. The list is not allocated, so
- * that a rank without memory can still tell the others. */
-enum { TE__MAX_CKPT_GROUPS = 16 };
-typedef struct te__ckpt_groups {
-    te_ctx *te;
-    te_group *list[TE__MAX_CKPT_GROUPS];
-    int n;
-    te_group *set; /* the first one over which units are sharded; NULL: there is none */
-    bool reads;    /* another rank of a tensor-parallel group writes what the ranks have together */
-    const te_group *expert; /* the last group met whose ranks have parameters of their own (experts) */
-    float own;              /* follows from this rank's places in such groups: ranks with equal experts have one number;
-                             * 0: this rank has no such parameters */
-    int ranks;              /* of the first such group */
-    char name[160];         /* the first such parameter */
-} te__ckpt_groups;
-static bool te__ckpt_add_group(te__ckpt_groups *g, te_group *group) {
-    int i;
-    if (!group) return true;
-    for (i = 0; i < g->n; i++)
-        if (g->list[i] == group) return true;
-    if (g->n == TE__MAX_CKPT_GROUPS)
-        return te__not_ok(g->te, TE_ERR_UNSUPPORTED,
-                          "te_model_save and te_model_load: the units and parameters have more than %d groups",
-                          (int)TE__MAX_CKPT_GROUPS);
-    g->list[g->n++] = group;
-    return true;
-}
-static bool te__ckpt_meet_group(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    te__ckpt_groups *g = (te__ckpt_groups *)user;
-    (void)m, (void)kind;
-    if (x->split && x->split->dim < 0 && x->split->size > 1 && x->split->group != g->expert) {
-        if (!g->expert) {
-            g->ranks = x->split->size;
-            snprintf(g->name, sizeof(g->name), "%.150s", path);
-        }
-        g->expert = x->split->group;
-        /* below 2^24, so exact in f32 */
-        g->own = (float)(((int64_t)g->own * 4099 + te__group_rank(x->split->group) + 1) % 16777213);
-    }
-    if (x->shard && x->shard->set) {
-        if (!g->set) g->set = x->shard->set->group;
-        if (!te__ckpt_add_group(g, x->shard->set->group)) return false;
-    }
-    if (!x->split || x->split->dim < 0) return true;
-    g->reads = g->reads || te__group_rank(x->split->group) > 0;
-    return te__ckpt_add_group(g, x->split->group);
-}
-/* Finds the ranks that make a call together. They hear of a failure even if it comes before a slice is listed. */
-static te_result te__ckpt_find_groups(te__ckpt_groups *g, te_ctx *te, te_module *m, const te_optimizer *opt) {
-    bool fine = true;
-    int i;
-    memset(g, 0, sizeof(*g));
-    g->te = te;
-    if (m && te_module_ctx(m) == te) fine = te_module_visit_tensors(m, te__ckpt_meet_group, g);
-    for (i = 0; opt && opt->te == te && i < opt->num_params && fine; i++) {
-        if (!g->set) g->set = te__shard_group(opt->params[i].shard);
-        fine = te__ckpt_meet_group(g, NULL, opt->params[i].path, opt->params[i].param, TE_ENTRY_PARAMETER) &&
-               te__ckpt_add_group(g, te__shard_group(opt->params[i].shard));
-    }
-    for (i = 0; i < g->n; i++) te__group_tells_again(g->list[i]);
-    return fine ? TE_OK : te_error_code(te);
 }
 static te_result te__ckpt_collect(te__ckpt *c, te_ctx *te, te_module *m, te_optimizer *opt) {
     if (te_module_visit_tensors(m, te__ckpt_add_entry, c) && te__optimizer_visit(opt, te__ckpt_add_state, c))
@@ -323,7 +289,7 @@ typedef struct te__ckpt_meta {
     te_metadata *list;
     int n, cap, kept; /* the first `kept` entries are the caller's */
 } te__ckpt_meta;
-static bool te__ckpt_put(te__ckpt_meta *m, const char *key, const char *value) {
+static bool te__ckpt_put_entry(te__ckpt_meta *m, const char *key, const char *value) {
     char *k, *v;
     if (!te__grow(m->te, (void **)&m->list, &m->cap, m->n, sizeof(te_metadata))) return false;
     k = te__copy_string(m->te, key);
@@ -339,7 +305,7 @@ static bool te__ckpt_put(te__ckpt_meta *m, const char *key, const char *value) {
 static bool te__ckpt_put_number(te__ckpt_meta *m, const char *key, uint64_t value) {
     char text[24];
     snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
-    return te__ckpt_put(m, key, text);
+    return te__ckpt_put_entry(m, key, text);
 }
 static void te__ckpt_meta_free(te__ckpt_meta *m) {
     int i;
@@ -372,130 +338,216 @@ static te_result te__ckpt_put_all(te__ckpt_meta *all, te_optimizer *opt, const t
         if (i > 0 && !opt->groups[i].own_lr) continue;
         snprintf(key, sizeof(key), i ? "te.lr.%d" : "te.lr", i - 1);
         te__text_number(&lr, (double)te__group_lr(opt, i));
-        fine = te__ckpt_put(all, key, te__text_str(&lr));
+        fine = te__ckpt_put_entry(all, key, te__text_str(&lr));
         te__text_free(&lr);
     }
     return fine ? te->error_code : te_error_code(te);
 }
-/* Puts the names of the other ranks' files, and the shapes of the tensors in slices. */
-static te_result te__ckpt_put_set(te__ckpt_meta *all, const te__ckpt *c, const char *path, uint64_t id) {
-    const int size = te__group_size(c->group);
-    te__text text = TE_ZERO, value = TE_ZERO;
+/* Puts the sizes of tensors in slices. A rank with experts of its own puts theirs, which the index may lack. */
+static te_result te__ckpt_put_shapes(te__ckpt_meta *all, const te__ckpt *c, bool index) {
+    te__text key = TE_ZERO, value = TE_ZERO;
+    bool fine = true;
+    int i, k;
+    for (i = 0; i < c->num_slices && fine; i++) {
+        const te__ckpt_slice *x = &c->slices[i];
+        if (!index && !te__ckpt_is_own(x->split)) continue;
+        te__text_clear(&key);
+        te__text_clear(&value);
+        te__text_printf(&key, "%s%s", te__ckpt_whole_key, x->name);
+        for (k = 0; k < x->ndim; k++) te__text_printf(&value, k ? ",%lld" : "%lld", (long long)x->shape[k]);
+        fine = !key.oom && !value.oom && te__ckpt_put_entry(all, te__text_str(&key), te__text_str(&value));
+    }
+    if (key.oom || value.oom) te__fail(all->te, TE_ERR_OUT_OF_MEMORY, "te_model_save: %s", te__no_memory_text);
+    te__text_free(&key);
+    te__text_free(&value);
+    return fine ? TE_OK : te_error_code(all->te);
+}
+/* Puts the names of the other ranks' files. */
+static te_result te__ckpt_put_set(te__ckpt_meta *all, const te__ckpt *c, const char *path, uint64_t id, int size) {
+    te__text text = TE_ZERO;
     uint64_t begin;
     bool fine = te__ckpt_put_number(all, te__ckpt_parts_key, (uint64_t)size);
-    int i, k;
+    int i;
     for (i = 1; i < size && fine; i++) {
         char key[32];
         snprintf(key, sizeof(key), "te.part.%d", i);
         te__ckpt_part_path(&text, path, id, i, size);
-        fine = !text.oom && te__ckpt_put(all, key, te__text_str(&text) + te__path_name_at(te__text_str(&text)));
-    }
-    for (i = 0; i < c->num_slices && fine; i++) {
-        const te__ckpt_slice *x = &c->slices[i];
-        te__text_clear(&text);
-        te__text_clear(&value);
-        te__text_printf(&text, "%s%s", te__ckpt_whole_key, x->name);
-        for (k = 0; k < x->ndim; k++) te__text_printf(&value, k ? ",%lld" : "%lld", (long long)x->shape[k]);
-        fine = !text.oom && !value.oom && te__ckpt_put(all, te__text_str(&text), te__text_str(&value));
+        fine = !text.oom && te__ckpt_put_entry(all, key, te__text_str(&text) + te__path_name_at(te__text_str(&text)));
     }
     for (i = 0; i < c->items.n && fine; i++)
         if (te__ckpt_slice_name(c->items.items[i].name, &begin))
             fine = te__not_ok(all->te, TE_ERR_UNSUPPORTED,
-                              "te_model_save: " TE__ST_NAME " is named like a slice (NAME@N) of a sharded tensor; "
-                              "rename it",
+                              "te_model_save: " TE__ST_NAME " is named like a slice (NAME@N) of a tensor; rename it",
                               c->items.items[i].name);
-    if (text.oom || value.oom) te__fail(all->te, TE_ERR_OUT_OF_MEMORY, "te_model_save: %s", te__no_memory_text);
+    if (text.oom) te__fail(all->te, TE_ERR_OUT_OF_MEMORY, "te_model_save: %s", te__no_memory_text);
     te__text_free(&text);
-    te__text_free(&value);
     return fine ? TE_OK : te_error_code(all->te);
 }
 
-/* Tells the ranks whether this one has failed. Returns an error if any has. */
-static te_result te__ckpt_agree(te_group *group, te_ctx *te, te_result result) {
-    te_tensor *flag = NULL;
-    if (te__group_size(group) == 1) return result;
-    te__frame_begin(te);
-    if (result == TE_OK) flag = te__empty_1d(te, TE_F32, 1);
-    if (result == TE_OK) result = flag ? te_tensor_fill(flag, 0.0) : te_error_code(te);
-    result = result == TE_OK ? te__all_reduce(group, flag, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
-    if (result == TE_OK) result = te->device->synchronize(te);
-    te__frame_end(te, NULL, 0);
-    return result;
+/* ---- the file of one rank ---- */
+
+/* One tensor of the file: an item, a run of a slice, or this rank's share of the rows of a slice of columns, which is
+ * exchanged even if it has no rows. */
+typedef struct te__ckpt_out {
+    te__st_part part; /* the name is owned if there is a slice */
+    const te_tensor *item;
+    const te__ckpt_slice *slice;
+    int64_t at, n; /* of the run, in elements of the slice */
+    bool rows;
+} te__ckpt_out;
+typedef struct te__ckpt_writer {
+    te__ckpt *c;
+    te__ckpt_out *out;
+    int n, cap;
+    te__st_part *parts; /* those that have bytes, for the header */
+    te__text header, path, why;
+    void *staging;
+} te__ckpt_writer;
+
+static te__ckpt_out *te__ckpt_add_out(te__ckpt_writer *w) {
+    if (!te__grow(w->c->te, (void **)&w->out, &w->cap, w->n, sizeof(te__ckpt_out))) return NULL;
+    memset(&w->out[w->n], 0, sizeof(te__ckpt_out));
+    return &w->out[w->n++];
 }
-/* Does the same with the ranks of several groups. */
-static te_result te__ckpt_agree_all(const te__ckpt_groups *g, te_result result) {
-    int i;
-    for (i = 0; i < g->n; i++) result = te__ckpt_agree(g->list[i], g->te, result);
-    return result;
+/* Lists n elements of a slice, from `at` on, which begin at element `whole` of the whole tensor. */
+static bool te__ckpt_out_run(te__ckpt_writer *w, const te__ckpt_slice *x, int64_t at, int64_t n, int64_t whole,
+                             bool rows) {
+    te__ckpt_out *out = n > 0 || rows ? te__ckpt_add_out(w) : NULL;
+    const int64_t pairs[2] = {n, 2};
+    char begin[24];
+    size_t length = strlen(x->name), more;
+    char *name;
+    if (!out) return n == 0 && !rows;
+    out->slice = x;
+    out->at = at;
+    out->n = n;
+    out->rows = rows;
+    snprintf(begin, sizeof(begin), "@%llu", (unsigned long long)(whole * x->unit));
+    more = strlen(begin) + 1;
+    name = (char *)te__alloc(w->c->te, length + more);
+    if (!name) return false;
+    memcpy(name, x->name, length);
+    memcpy(name + length, begin, more);
+    if (x->codes) te__st_describe(&out->part, name, x->dtype, x->tensor->ndim, x->tensor->shape);
+    else te__st_describe(&out->part, name, x->dtype, x->unit == te__dtype_size(x->dtype) ? 1 : 2, pairs);
+    return true;
 }
-/* Does the same before ranks save to one set of files, and checks that ranks of a group have the same experts: the
- * files would lack those of all ranks but one. */
-static te_result te__ckpt_agree_experts(const te__ckpt_groups *g, te_result result) {
-    const int64_t two = 2;
+/* Lists the runs of a slice. */
+static bool te__ckpt_out_slice(te__ckpt_writer *w, const te__ckpt_slice *x) {
+    int64_t at, whole, n, first;
+    te__ckpt_rows r;
     int i;
-    for (i = 0; i < g->n; i++) {
-        float number[2]; /* the largest of each are equal, but for the sign, if all numbers are */
-        te_tensor *each = NULL;
-        if (te__group_size(g->list[i]) == 1) continue;
-        number[0] = g->own;
-        number[1] = -g->own;
-        te__frame_begin(g->te);
-        if (result == TE_OK) {
-            each = te_tensor_from_host(g->te, TE_F32, 1, &two, number);
-            if (!each) result = te_error_code(g->te);
+    if (x->length == 0) return true;
+    if (!te__ckpt_has_columns(x)) {
+        for (i = 0; te__ckpt_run(x, i, &at, &whole, &n); i++)
+            if (!te__ckpt_out_run(w, x, at, n, whole, false)) return false;
+        return true;
+    }
+    r = te__ckpt_rows_of(x);
+    te__ckpt_share_of_rows(x, &r, te__group_rank(x->split->group), &first, &n);
+    return te__ckpt_out_run(w, x, 0, r.head, te__ckpt_column_at(x, &r, 0), false) &&
+           (r.rows == 0 || te__ckpt_out_run(w, x, 0, n * r.all, (r.first + first) * r.all, true)) &&
+           te__ckpt_out_run(w, x, x->length - r.tail, r.tail, te__ckpt_column_at(x, &r, x->length - r.tail), false);
+}
+/* Lists what this rank writes, tensors of wide formats first, so that each is aligned. Ranks that exchange rows have the
+ * same slices in the same order. */
+static te_result te__ckpt_list_out(te__ckpt_writer *w, const te__ckpt_groups *g) {
+    te__ckpt *c = w->c;
+    te__ckpt_out *out;
+    int i, bits;
+    for (bits = 64; bits > 0; bits /= 2) {
+        for (i = 0; i < c->items.n && g->own == 0; i++) {
+            const te_tensor *x = c->items.items[i].tensor;
+            if (te_dtype_bits(x->dtype) != bits) continue;
+            if (te__st_item_ok(c->te, "te_model_save", &c->items.items[i]) != TE_OK || !(out = te__ckpt_add_out(w)))
+                return te_error_code(c->te);
+            out->item = x;
+            te__st_describe(&out->part, c->items.items[i].name, x->dtype, x->ndim, x->shape);
         }
-        result = result == TE_OK ? te__all_reduce(g->list[i], each, TE_REDUCE_MAX)
-                                 : te__refuse(g->list[i], TE__ALL_REDUCE, result);
-        if (result == TE_OK) result = te_tensor_to_host(each, number);
-        te__frame_end(g->te, NULL, 0);
-        if (result == TE_OK && number[0] != -number[1])
-            result = te__fail(g->te, TE_ERR_UNSUPPORTED,
-                              "te_model_save: each of %d ranks has parameters of its own (the first is \"%s\"), and %d "
-                              "ranks, which differ in them, share one set of files (shards, or tensor-parallel parts); "
-                              "save each rank to a path of its own without these, or use te_hf_save",
-                              g->ranks, g->name, te__group_size(g->list[i]));
+        for (i = 0; i < c->num_slices; i++) {
+            const te__ckpt_slice *x = &c->slices[i];
+            te_safetensors_item item;
+            item.name = x->name;
+            item.tensor = x->tensor;
+            if (te_dtype_bits(x->dtype) != bits || !te__ckpt_writes(g, x->shard_group, te__ckpt_split_group(x))) continue;
+            if (x->length && te__st_item_ok(c->te, "te_model_save", &item) != TE_OK) return te_error_code(c->te);
+            if (!te__ckpt_out_slice(w, x)) return te_error_code(c->te);
+        }
+    }
+    return TE_OK;
+}
+/* Lists this rank's tensors, and makes the header. Allocates what writing needs beside tensors. */
+static te_result te__ckpt_prepare(te__ckpt_writer *w, const te__ckpt_groups *g, const te__ckpt_meta *meta) {
+    te_ctx *te = w->c->te;
+    te__st_part *sorted;
+    te_result result = te__ckpt_list_out(w, g);
+    int i, n = 0;
+    if (result != TE_OK) return result;
+    w->staging = te__alloc(te, TE__ST_CHUNK);
+    w->parts = (te__st_part *)te__alloc_zero(te, 2 * ((size_t)w->n + 1) * sizeof(te__st_part));
+    if (!w->staging || !w->parts) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < w->n; i++)
+        if (w->out[i].item || w->out[i].part.bytes) w->parts[n++] = w->out[i].part;
+    sorted = w->parts + w->n + 1;
+    memcpy(sorted, w->parts, (size_t)n * sizeof(te__st_part));
+    result = te__st_names_differ(te, "te_model_save", sorted, n);
+    return result == TE_OK ? te__st_make_header(te, "te_model_save", &w->header, w->parts, n, meta->list, meta->n)
+                           : result;
+}
+/* Writes the tensors of the file, up to its commit. Memory holds one tensor more than the model and the optimizer. */
+static te_result te__ckpt_stream(te__ckpt_writer *w, te__file_out *file) {
+    te_ctx *te = w->c->te;
+    te_result result = file->failed ? te__fail(te, TE_ERR_IO, "%s", te__text_str(&w->why)) : TE_OK;
+    int i;
+    for (i = 0; i < w->n && result == TE_OK; i++) {
+        const te__ckpt_out *out = &w->out[i];
+        const te_tensor *x = out->item;
+        te__frame_begin(te);
+        if (out->rows) x = te__ckpt_exchange_rows(out->slice, te, TE_OK);
+        else if (out->slice) {
+            x = te_tensor_contiguous(out->slice->tensor);
+            if (x) x = te__ckpt_bytes_of(x, out->slice, out->at, out->n);
+        }
+        if (!x) result = te_error_code(te);
+        else if (out->item || out->part.bytes) result = te__st_store(te, file, x, w->staging);
+        te__frame_end(te, NULL, 0);
+        if (result == TE_OK && file->failed) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&w->why));
     }
     return result;
 }
-/* Sets *id on all ranks to a number of rank 0 that no earlier save had. */
-static te_result te__ckpt_choose_id(te_group *group, te_ctx *te, uint64_t *id, te_result result) {
-    const int64_t bytes = sizeof(uint64_t), all = bytes * te__group_size(group);
-    double now = te__time_now();
-    te_tensor *own = NULL, *each = NULL;
-    unsigned char *host = (unsigned char *)te__alloc(te, (size_t)all);
-    *id = te__hash64(&now, sizeof(now), (uint64_t)te__process_id());
-    if (result == TE_OK && !host) result = TE_ERR_OUT_OF_MEMORY;
-    te__frame_begin(te);
-    if (result == TE_OK) own = te_tensor_from_host(te, TE_U8, 1, &bytes, id);
-    if (result == TE_OK && own) each = te_tensor_empty(te, TE_U8, 1, &all);
-    if (result == TE_OK && !each) result = te_error_code(te);
-    result = result == TE_OK ? te__all_gather(group, own, each) : te__refuse(group, TE__ALL_GATHER, result);
-    if (result == TE_OK) result = te_tensor_to_host(each, host);
-    if (result == TE_OK) memcpy(id, host, sizeof(*id));
-    te__frame_end(te, NULL, 0);
-    te__free(te, host);
-    return result;
+static void te__ckpt_writer_close(te__ckpt_writer *w) {
+    te_ctx *te = w->c->te;
+    int i;
+    for (i = 0; i < w->n; i++)
+        if (w->out[i].slice) te__free(te, (char *)(uintptr_t)w->out[i].part.name);
+    te__free(te, w->out);
+    te__free(te, w->parts);
+    te__free(te, w->staging);
+    te__text_free(&w->header);
+    te__text_free(&w->path);
+    te__text_free(&w->why);
 }
 
-/* Writes a file with the slices of this rank. Rank 0 writes what is whole on all ranks beside them. */
-static te_result te__ckpt_write(te__ckpt *c, const char *path, const te__ckpt_meta *all, bool whole) {
-    te__st_list list = TE_ZERO;
-    te_result result = TE_OK;
-    int i;
-    list.te = c->te;
-    for (i = 0; i < c->items.n && whole && result == TE_OK; i++)
-        if (!te__st_list_put(&list, c->items.items[i].name, (te_tensor *)c->items.items[i].tensor))
-            result = te_error_code(c->te);
-    for (i = 0; i < c->num_slices && result == TE_OK; i++) {
-        te__text name = TE_ZERO;
-        if (te__numel(c->slices[i].tensor) == 0) continue;
-        te__text_printf(&name, "%s@%llu", c->slices[i].name, (unsigned long long)c->slices[i].from);
-        if (name.oom) result = te__fail(c->te, TE_ERR_OUT_OF_MEMORY, "te_model_save: %s", te__no_memory_text);
-        else if (!te__st_list_put(&list, te__text_str(&name), c->slices[i].tensor)) result = te_error_code(c->te);
-        te__text_free(&name);
+/* ---- a set of files ---- */
+
+/* Checks that ranks which exchange rows have the same slices. */
+static te_result te__ckpt_compare_slices(const te__ckpt *c, const te__ckpt_groups *g, te_result result) {
+    int i, k;
+    for (k = 0; k < g->n; k++) {
+        char text[96];
+        uint64_t hash = 0;
+        bool columns = false;
+        for (i = 0; i < c->num_slices; i++) {
+            const te__ckpt_slice *x = &c->slices[i];
+            const int64_t place[2] = {x->start, x->length};
+            if (te__ckpt_split_group(x) != g->list[k] || !te__ckpt_has_columns(x)) continue;
+            columns = true;
+            hash = te__hash64(place, sizeof(place), hash);
+            hash = te__hash64(x->name, strlen(x->name), hash);
+        }
+        snprintf(text, sizeof(text), "te_model_save: slices of parts %016llx", (unsigned long long)hash);
+        if (columns) result = te__group_compare(g->list[k], text, result);
     }
-    if (result == TE_OK) result = te_safetensors_write(c->te, path, list.items, list.n, all->list, all->n);
-    te__st_list_free(&list);
     return result;
 }
 /* Removes the files of all other ranks, which no index will name. */
@@ -508,32 +560,57 @@ static void te__ckpt_remove_parts(const char *path, uint64_t id, int size) {
     }
     te__text_free(&part);
 }
-/* Writes this rank's file of a set. The index is written when all others are there. From then on only rank 0 knows
- * whether an index names them, so it alone removes them. */
-static te_result te__ckpt_write_set(te__ckpt *c, const char *path, te__ckpt_meta *all, te_result result) {
-    const int rank = te__group_rank(c->group), size = te__group_size(c->group);
-    te__ckpt_meta none = TE_ZERO;
-    te__text part = TE_ZERO;
-    uint64_t id;
-    bool written = false;
-    result = te__ckpt_choose_id(c->group, c->te, &id, result);
-    if (result != TE_OK) return result;
-    te__ckpt_part_path(&part, path, id, rank, size);
-    if (part.oom) result = te__fail(c->te, TE_ERR_OUT_OF_MEMORY, "te_model_save: %s", te__no_memory_text);
-    if (rank == 0 && result == TE_OK) result = te__ckpt_put_set(all, c, path, id);
-    if (rank > 0 && result == TE_OK) {
-        result = te__ckpt_write(c, te__text_str(&part), &none, false);
-        written = result == TE_OK;
-    }
-    result = te__ckpt_agree(c->group, c->te, result);
+/* Ends a file. */
+static te_result te__ckpt_commit(te__ckpt_writer *w, te__file_out *file) {
+    return te__file_out_commit(file) ? TE_OK
+                                     : te__fail(w->c->te, TE_ERR_IO, "%s; what was there before is untouched",
+                                                te__text_str(&w->why));
+}
+/* Writes this rank's file of a set, at the same time as the others. The index gets its name when all others are there.
+ * From then on only rank 0 knows whether an index names them, so it alone removes them. */
+static te_result te__ckpt_write_set(te__ckpt *c, te__ckpt_groups *g, const char *path, te__ckpt_meta *all,
+                                    te_result result) {
+    te__ckpt_meta own = TE_ZERO, *meta;
+    te__ckpt_writer w = TE_ZERO;
+    te__file_out file;
+    uint64_t id = 0;
+    bool begun = false, written = false;
+    own.te = c->te;
+    w.c = c;
+    result = te__ckpt_find_members(g, path, result);
+    meta = g->own == 0 ? all : &own;
     if (result == TE_OK) {
-        if (rank == 0) result = te__ckpt_write(c, path, all, true);
-        if (result != TE_OK) te__ckpt_remove_parts(path, id, size);
-        result = te__ckpt_agree(c->group, c->te, result);
-        if (result == TE_OK && rank == 0) te__ckpt_sweep_folder(path, id);
-    } else if (written)
-        te__file_remove(te__text_str(&part), NULL);
-    te__text_free(&part);
+        id = g->member[0].nonce;
+        te__ckpt_part_path(&w.path, path, id, g->own, g->num_members);
+        if (w.path.oom) result = te__fail(c->te, TE_ERR_OUT_OF_MEMORY, "te_model_save: %s", te__no_memory_text);
+    }
+    result = te__ckpt_compare_slices(c, g, result);
+    if (result == TE_OK && meta == all) result = te__ckpt_put_set(all, c, path, id, g->num_members);
+    if (result == TE_OK) result = te__ckpt_put_shapes(meta, c, meta == all);
+    if (result == TE_OK) result = te__ckpt_prepare(&w, g, meta);
+    result = te__ckpt_agree_all(g, result); /* before the first exchange */
+    if (result == TE_OK) {
+        begun = true;
+        te__st_begin(&file, meta == all ? path : te__text_str(&w.path), &w.why, &w.header);
+        result = te__ckpt_stream(&w, &file);
+        if (meta != all && result == TE_OK) {
+            result = te__ckpt_commit(&w, &file);
+            begun = false;
+            written = result == TE_OK;
+        }
+        result = te__ckpt_agree_all(g, result);
+        if (result == TE_OK) {
+            if (begun) result = te__ckpt_commit(&w, &file);
+            if (begun && result != TE_OK) te__ckpt_remove_parts(path, id, g->num_members);
+            result = te__ckpt_agree_all(g, result);
+            if (result == TE_OK && begun) te__ckpt_sweep_folder(path, id);
+        } else if (begun)
+            te__file_out_abort(&file);
+        else if (written)
+            te__file_remove(te__text_str(&w.path), NULL);
+    }
+    te__ckpt_meta_free(&own);
+    te__ckpt_writer_close(&w);
     return result;
 }
 
@@ -551,22 +628,20 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
     result = te__ckpt_ready(&c, te, "te_model_save", path, m, opt);
     found = te__ckpt_find_groups(&groups, te, m, opt);
     if (result == TE_OK) result = found;
-    result = te__ckpt_agree_experts(&groups, result); /* after it, ranks gather stale masters together */
+    result = te__ckpt_agree_all(&groups, result); /* after it, ranks gather stale masters together */
     if (result == TE_OK) {
-        te__opt_sets_begin(opt);
         result = te__optimizer_before_save(opt);
         if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
         if (result == TE_OK) result = te__ckpt_put_all(&all, opt, metadata, num_metadata);
-        if (!groups.set) {
-            if (result == TE_OK && !groups.reads) result = te__ckpt_write(&c, path, &all, true);
-            if (!c.told) result = te__ckpt_agree_all(&groups, result);
-        } else if (!te__opt_sets_told(opt)) {
-            c.group = groups.set;
-            result = te__ckpt_write_set(&c, path, &all, result);
-        }
+        if (groups.n > 0 || c.num_slices > 0) {
+            if (result == TE_OK) result = te__st_metadata_ok(te, path, all.list, all.n);
+            result = te__ckpt_write_set(&c, &groups, path, &all, result);
+        } else if (result == TE_OK)
+            result = te_safetensors_write(te, path, c.items.items, c.items.n, all.list, all.n);
     }
     te__ckpt_meta_free(&all);
     te__ckpt_close(&c);
+    te__ckpt_groups_close(&groups);
     te__frame_end(te, NULL, 0);
     return result;
 }

@@ -668,24 +668,37 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
     return result;
 }
 
+typedef enum te__state_kind {
+    TE__STATE_VALUES, /* a number, or two bytes, for each element of a parameter */
+    TE__STATE_SCALE,  /* one number for a parameter */
+    TE__STATE_FLAG,   /* the flag `started` of a parameter */
+    TE__STATE_FLAGS   /* these flags of all parameters, as files of before have them */
+} te__state_kind;
 /* The type of a function that is called with each optimizer state and its name in a checkpoint. `shard`: the tensor has
  * the state of this rank's slice of a parameter; or NULL. The function returns false to stop. */
-typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tensor, te_tensor *param, te__shard *shard);
+typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tensor, te_tensor *param, te__shard *shard,
+                                   te__state_kind kind);
 static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, void *user) {
     char name[640];
     int i, k;
     if (opt && te__opt_follow(opt) != TE_OK) return false;
-    for (i = 0; opt && i < opt->num_params; i++)
+    for (i = 0; opt && i < opt->num_params; i++) {
+        const te__opt_param *p = &opt->params[i];
+        te_tensor *flag;
         for (k = 0; k < TE__OPT_STATES; k++) {
-            const te__opt_state *s = &opt->params[i].state[k];
-            snprintf(name, sizeof(name), "optimizer/%s.%s", opt->params[i].path,
-                     opt->cls->state[k] ? opt->cls->state[k] : "");
-            if (s->x && !visit(user, name, s->x, opt->params[i].param, opt->params[i].shard)) return false;
-            snprintf(name, sizeof(name), "optimizer/%s.%s_scale", opt->params[i].path,
-                     opt->cls->state[k] ? opt->cls->state[k] : "");
-            if (s->scale && !visit(user, name, s->scale, opt->params[i].param, NULL)) return false;
+            const te__opt_state *s = &p->state[k];
+            const char *state = opt->cls->state[k] ? opt->cls->state[k] : "";
+            snprintf(name, sizeof(name), "optimizer/%s.%s", p->path, state);
+            if (s->x && !visit(user, name, s->x, p->param, p->shard, TE__STATE_VALUES)) return false;
+            snprintf(name, sizeof(name), "optimizer/%s.%s_scale", p->path, state);
+            if (s->scale && !visit(user, name, s->scale, p->param, NULL, TE__STATE_SCALE)) return false;
         }
-    return !opt || !opt->started || visit(user, "optimizer/started", opt->started, NULL, NULL);
+        if (!opt->started) continue;
+        snprintf(name, sizeof(name), "optimizer/%s.started", p->path);
+        flag = te__alias_1d(opt->started, i, TE_U8, 1);
+        if (!flag || !visit(user, name, flag, p->param, NULL, TE__STATE_FLAG)) return false;
+    }
+    return !opt || !opt->started || visit(user, "optimizer/started", opt->started, NULL, NULL, TE__STATE_FLAGS);
 }
 /* Prepares the states for saving. Updates masters that are older than their parameters, because a loaded master counts
  * as equal to its parameter. Copies the flags `started` to their tensor. */

@@ -99,7 +99,6 @@ static void read_options(int argc, char **argv) {
     if (!opt.train && (opt.out || opt.resume)) die("%s is of --train, not of --ids", opt.out ? "--out" : "--resume");
     if (!opt.train && (opt.sequences || layout.cp > 1 || layout.shard)) die("%s is of --train, not of --ids", opt.sequences ? "--sequences" : layout.shard ? "--shard" : "--cp");
     if (!opt.train && (layout.sequence || layout.ub)) die("%s is of --train, not of --ids", layout.sequence ? "--sequence-parallel" : "--ub");
-    if (layout.shard && (layout.tp > 1 || layout.ep > 1)) die("--shard with %s: a checkpoint of both is not there yet; --shard goes with --dp and --cp", layout.tp > 1 ? "--tp" : "--ep");
     if (opt.grads && (layout.tp > 1 || layout.ep > 1)) die("--grads with %s: each rank has parts of its own; run it on one rank", layout.tp > 1 ? "--tp" : "--ep");
     if (opt.train && opt.quantized_weights && layout.tp > 1) die("--quantized-weights with --tp: the parts cannot be put together in a file; leave one of them out");
     if (opt.generate && (opt.logits || opt.grads)) die("%s is of a loss, and --generate computes none", opt.logits ? "--logits" : "--grads");
@@ -425,8 +424,7 @@ static void train(sequences *s) {
         if (s->all[i].n < 2) die("%s: sequence %d has one id; there is nothing to predict", opt.train, i);
     char state[4096], seen_text[24]; /* state: optimizer, scales and exact weights beside the model, for --resume */
     te_optimizer *adam = te_fused_adam_create(te, model, &(te_fused_adam_desc){.lr = (float)opt.lr});
-    if (dist.expert) snprintf(state, sizeof state, "%s/training.experts-%d-of-%d.safetensors", opt.out, te_group_rank(dist.expert), te_group_size(dist.expert));
-    else snprintf(state, sizeof state, "%s/training.safetensors", opt.out);
+    snprintf(state, sizeof state, "%s/training.safetensors", opt.out);
     int64_t seen = 0; /* sequences, by all ranks: those of a file are read in turn, whatever the layout */
     if (opt.resume) {
         te_model_load(te, state, model, adam);

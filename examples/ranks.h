@@ -2,7 +2,7 @@
  * started by hand it is the only one.
  *
  *     torchrun --nproc-per-node 4 --no-python build/llama FOLDER --train FILE --out NEW --tp 2
- *     mpirun -n 4 build/train_gpt --dp 2 --cp 2 --shard
+ *     mpirun -n 4 build/train_gpt --dp 2 --tp 2 --shard
  *
  * Ranks find each other by the variables that launchers set, and compute over NCCL (te_dist_init). */
 #ifndef RANKS_H_INCLUDED
@@ -56,9 +56,9 @@ static bool sum_grad_of_parts(void *user, te_module *m, const char *path, te_ten
     if (kind == TE_ENTRY_PARAMETER && te_tensor_sequence_parallel(x) && grad) te_all_reduce(dist.tensor, grad, TE_REDUCE_SUM);
     return true;
 }
-/* Writes a checkpoint: every rank its slices, or else the first of those that have the same parameters. */
+/* Writes a checkpoint: every rank its slices, or else the first of those that have the same parameters; one set of files. */
 static void save_together(te_ctx *te, const char *path, te_module *m, te_optimizer *o, const te_metadata *facts, int n) {
-    te_group *same = dist.expert ? dist.expert_data : dist.data; /* each rank of dist.expert has experts of its own, and a path */
+    te_group *same = dist.expert ? dist.expert_data : dist.data; /* each rank of dist.expert has experts of its own */
     if (layout.shard || te_group_rank(same) == 0) te_model_save(te, path, m, o, facts, n);
 }
 /* The number of chunks into which ranks cut a sequence that they share, two each, and the tokens between products; it divides the length. */

@@ -388,7 +388,6 @@ int main(int argc, char **argv) {
             "The tenth block begins at 36 KiB: give it a longer text",
             train.size + valid.size, valid.size, train.size, opt.seq, opt.seq + 1);
     layout = (struct layout){opt.tp, opt.cp, opt.ep, opt.dp, layout.shard, layout.sequence, layout.ub};
-    if (layout.shard && (layout.tp > 1 || layout.ep > 1)) die("--shard with %s: a checkpoint of both is not there yet; --shard goes with --dp and --cp", layout.tp > 1 ? "--tp" : "--ep");
     join_ranks(te), check();
     if (dist.rank > 0 && !freopen("/dev/null", "w", stdout)) die("cannot write to /dev/null"); /* one rank tells of all */
     if (opt.batch % dist.data_size || opt.seq % chunks_of_sequence())

@@ -110,25 +110,31 @@ layout ep2 2 mixtral --ep 2
 layout ep2-dp2 4 mixtral --ep 2
 layout ep2-tp2 4 mixtral --ep 2 --tp 2
 layout moe-dp2-shard 2 mixtral --shard
+layout tp2-dp2-shard 4 llama --tp 2 --shard
+layout ep2-dp2-shard 4 mixtral --ep 2 --shard
 
 # Four steps in one layout, four in another: no sequence is repeated or skipped.
-resume() { # OUT FIRST-N "FIRST OPTIONS" N OPTION ...
-    local name=$1 first=$2 options=$3 n=$4
+resume() { # MODEL OUT FIRST-N "FIRST OPTIONS" N OPTION ...
+    local model=$1 name=$2 first=$3 options=$4 n=$5
+    shift
     wanted $name || return
     too_many $name $((first > n ? first : n)) && return
     shift 4
-    llama $name $first llama --steps 4 $options && llama $name $n llama --steps 8 --resume "$@"
+    llama $name $first $model --steps 4 $options && llama $name $n $model --steps 8 --resume "$@"
     status=$?
     result "$name: resumes" $status "exit $status: $(grep -v '^step' "$folder/$name.log" | head -3)"
-    message=$(same_losses "$folder/$name.log" "$folder/llama-1.log")
+    message=$(same_losses "$folder/$name.log" "$folder/$model-1.log")
     result "$name: to the losses of one rank" $? "$message"
-    message=$(same_files "$folder/$name" "$folder/llama-1" 2>&1)
+    message=$(same_files "$folder/$name" "$folder/$model-1" 2>&1)
     result "$name: and the same folder" $? "$message"
 }
-resume one-then-tp2 1 "" 2 --tp 2
-resume shard-then-one 2 --shard 1
-resume tp2-then-cp2-shard 2 "--tp 2" 4 --cp 2 --dp 2 --shard
-resume dp4-shard-then-tp2-cp2 4 --shard 4 --tp 2 --cp 2
+resume llama one-then-tp2 1 "" 2 --tp 2
+resume llama shard-then-one 2 --shard 1
+resume llama tp2-then-cp2-shard 2 "--tp 2" 4 --cp 2 --dp 2 --shard
+resume llama dp4-shard-then-tp2-cp2 4 --shard 4 --tp 2 --cp 2
+resume llama tp2-dp2-shard-then-dp2 4 "--tp 2 --shard" 2
+resume mixtral one-then-ep2-dp2-shard 1 "" 4 --ep 2 --shard
+resume mixtral ep2-tp2-then-shard 4 "--ep 2 --tp 2" 2 --shard
 
 # ---- train_gpt -----------------------------------------------------------------------------------------------------------------------
 
@@ -160,6 +166,7 @@ like_one gpt-dp2-shard 2 --dp 2 --shard
 like_one gpt-tp2 2 --tp 2
 like_one gpt-tp2-sequence 2 --tp 2 --sequence-parallel
 like_one gpt-tp2-cp2 4 --tp 2 --cp 2
+like_one gpt-tp2-dp2-shard 4 --tp 2 --dp 2 --shard
 
 # ---- what cannot be ------------------------------------------------------------------------------------------------------------------
 

@@ -180,8 +180,9 @@ typedef struct te_hf_desc {
                                                 * ranks that share the model; all of them must call te_hf_open. With
                                                 * TE_SHARD_PARAMETERS a rank reads its slices alone, and holds no more
                                                 * than these and one unit. NULL => no units. Not kept. With dist,
-                                                * units->group is dist->data; TE_ERR_UNSUPPORTED with several ranks in
-                                                * dist->expert */
+                                                * units->group is dist->data; experts that ranks of dist->expert share
+                                                * become units over dist->expert_data, whose gradients are divided as
+                                                * the others */
 } te_hf_desc;
 /* Opens a model in the folder layout of Hugging Face transformers: config.json, and model.safetensors or the shards
  * that model.safetensors.index.json lists. The model_type in config.json is one of llama, mistral, mixtral, qwen2,
@@ -216,7 +217,7 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
  * folder. config.json is written as te_hf_open read it. All parameters are written to model.safetensors, quantized ones
  * decoded. Names and tensor layout are those of the opened files. Other tensors of the opened files (gemma3) are
  * written unchanged. If the opened files have one tensor for several parameters (such as qkv_proj), te_hf_save joins
- * the parameters in a copy. All these copies stay in memory until model.safetensors is written.
+ * the parameters in a copy. Memory holds one tensor of the files at a time beside the model.
  *
  * These files are copied byte for byte, if te_hf_open found them: generation_config.json, tokenizer.json,
  * tokenizer_config.json, special_tokens_map.json, added_tokens.json, vocab.json, merges.txt, tokenizer.model,
@@ -226,19 +227,19 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
  * Weights of an earlier save in the folder are removed at the end, as by transformers: model.safetensors, the index,
  * and files named as below that the new index does not name.
  *
- * If parameters are sharded (TE_SHARD_PARAMETERS), all ranks of their group must call te_hf_save, with one folder. Each
- * writes a file of its own, model-00001-of-00004.safetensors and so on, all at once, while units are gathered one by
- * one; rank 0 writes model.safetensors.index.json, which names all tensors, and the other files. If a rank fails before
- * all files are written, none is replaced, and all ranks fail.
- * TE_ERR_UNSUPPORTED if units have different groups.
- *
- * With te_hf_desc.dist, all ranks of the world must call it. If no parameter is sharded, or te_fsdp_unshard has
- * gathered all, ranks of a layer and of experts gather the whole tensors, one by one, and rank 0 writes them. All ranks
- * get an error if one fails. TE_ERR_UNSUPPORTED if parameters are sharded over fewer ranks than the world has (with
- * tensor ranks they are): te_fsdp_unshard before.
+ * With te_hf_desc.dist, all ranks of the world must call it, and else all ranks of the units, with one folder. If
+ * parameters are sharded (TE_SHARD_PARAMETERS), and te_fsdp_unshard has not gathered them, each rank writes a file of
+ * its own, model-00001-of-00004.safetensors and so on, all at once, while units are gathered one by one. If the folder
+ * has files of these names, those of the save are named model.1-00001-of-00004.safetensors, or by the next number that
+ * is free. When all are there, rank 0 writes model.safetensors.index.json, which names all tensors and their files, and
+ * removes the others. So at any moment, also of a kill, the folder opens with the weights of before, or with the new
+ * ones. Without sharded parameters rank 0 writes all. Parts of tensor-parallel ranks, and experts, are gathered for one
+ * tensor of the files at a time: a rank holds no more than its own, one unit, and this tensor.
+ * If a rank fails, all fail with its error, and what was there stays. TE_ERR_UNSUPPORTED, without dist, if units have
+ * different groups.
  *
  * Syncs. Each file is replaced atomically, the weights first, then config.json. If config.json cannot be written, the
- * folder has new weights and an old config.json. Old shards stay in the folder, but are no longer read.
+ * folder has new weights and an old config.json.
  * TE_ERR_INVALID for a model that te_hf_open did not make, or one with adapters.
  * TE_ERR_STATE if a module was removed whose parameter is a part of a joined tensor.
  * Other errors as te_safetensors_write.

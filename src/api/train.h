@@ -196,8 +196,8 @@ typedef struct te_metadata {
  * with its error, and the checkpoint that was there stays. Buffers, scaling state and random state are those of rank 0;
  * buffers of an expert that has a name of its own are those of its rank.
  * The files hold successive elements of whole tensors. Ranks that have columns of a matrix (row-parallel) exchange its
- * rows, one tensor at a time, so that each has some rows of all columns. So a rank needs the memory of twice what it has
- * of one tensor beside the model and the optimizer, and sends what it has of such matrices once.
+ * rows, one tensor at a time, so that each has some rows of all columns. So beside the model and the optimizer a rank
+ * needs twice the memory of what it has of one such tensor, and it sends what it has of each once.
  * TE_ERR_INVALID if ranks give different names of files. TE_ERR_UNSUPPORTED if units of other modules than experts have
  * several groups; for tensor-parallel parts that are stored quantized, whose scales no other layout can read; and for
  * states in f16 or e4m3 of such parts. */

@@ -442,6 +442,7 @@ typedef struct te__st_part {
     int ndim;
     int64_t shape[TE_MAX_DIMS];
     uint64_t bytes;
+    uint64_t at;             /* te__st_place: the first byte in the file */
     const te_tensor *tensor; /* NULL: `data` has the bytes */
     void *data;
 } te__st_part;
@@ -619,6 +620,21 @@ static te_result te__st_names_differ(te_ctx *te, const char *path, te__st_part *
             return te__fail(te, TE_ERR_INVALID, "%s: tensor " TE__ST_NAME " is given twice", path, parts[i].name);
     return TE_OK;
 }
+/* Notes where the parts, in this order, lie in a file. */
+static void te__st_place(te__st_part *parts, int n, const te__text *header) {
+    uint64_t at = 8 + (uint64_t)header->n;
+    int i;
+    for (i = 0; i < n; i++) {
+        parts[i].at = at;
+        at += parts[i].bytes;
+    }
+}
+/* Returns the part with this name of parts that are sorted by name. */
+static const te__st_part *te__st_part_named(const te__st_part *parts, int n, const char *name) {
+    te__st_part want;
+    want.name = name;
+    return n ? (const te__st_part *)bsearch(&want, parts, (size_t)n, sizeof(want), te__st_by_part_name) : NULL;
+}
 /* Sorts the parts, which must be valid, and writes them. */
 static te_result te__st_write_parts(te_ctx *te, const char *path, te__st_part *parts, int n,
                                     const te_metadata *metadata, int num_metadata) {
@@ -630,11 +646,9 @@ static te_result te__st_write_parts(te_ctx *te, const char *path, te__st_part *p
     te__text_free(&header);
     return result;
 }
-/* Does the same as te_safetensors_write, but also writes the parts `kept`, which te__st_keep has filled. */
-static te_result te__st_write_with(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
-                                   const te__st_part *kept, int num_kept, const te_metadata *metadata,
-                                   int num_metadata) {
-    const size_t bytes = (size_t)(num_items + num_kept) * sizeof(te__st_part);
+/* Writes tensors, without a check of the metadata. */
+static te_result te__st_write_items(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
+                                    const te_metadata *metadata, int num_metadata) {
     te__st_part *parts;
     te_result result = TE_OK;
     int i;
@@ -642,15 +656,14 @@ static te_result te__st_write_with(te_ctx *te, const char *path, const te_safete
     if (te->error_code != TE_OK) return te->error_code;
     for (i = 0; i < num_items && result == TE_OK; i++) result = te__st_item_ok(te, path, &items[i]);
     if (result != TE_OK) return result;
-    parts = (te__st_part *)te__alloc_zero(te, bytes);
+    parts = (te__st_part *)te__alloc_zero(te, (size_t)num_items * sizeof(te__st_part));
     if (!parts) return TE_ERR_OUT_OF_MEMORY;
     for (i = 0; i < num_items; i++) {
         const te_tensor *x = items[i].tensor;
         te__st_describe(&parts[i], items[i].name, x->dtype, x->ndim, x->shape);
         parts[i].tensor = x;
     }
-    if (num_kept) memcpy(parts + num_items, kept, (size_t)num_kept * sizeof(te__st_part));
-    result = te__st_write_parts(te, path, parts, num_items + num_kept, metadata, num_metadata);
+    result = te__st_write_parts(te, path, parts, num_items, metadata, num_metadata);
     te__free(te, parts);
     return result;
 }
@@ -674,7 +687,7 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
     if (!path || num_items < 0 || num_metadata < 0 || (num_items && !items) || (num_metadata && !metadata))
         return te__fail(te, TE_ERR_INVALID, "te_safetensors_write: path, items or metadata is missing");
     if (te__st_metadata_ok(te, path, metadata, num_metadata) != TE_OK) return te_error_code(te);
-    return te__st_write_with(te, path, items, num_items, NULL, 0, metadata, num_metadata);
+    return te__st_write_items(te, path, items, num_items, metadata, num_metadata);
 }
 
 /* ---- lists of tensors to write ---- */

@@ -63,12 +63,11 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     d.init.no_init = true;
     if (desc && desc->dist) te__hf_take_groups(&d, desc->dist);
     if (desc) d.parallel = desc->parallel;
-    if (desc && desc->units && !te__hf_units_go(f, &d, desc->units)) return NULL;
     f->model = te__hf_create(f, &d);
     if (!f->model) return NULL;
     if (desc && desc->dist) ((te__causal_lm *)f->model->state)->world = te__hf_world(desc->dist);
     fine = te__hf_check(f, &d) && te__hf_carry(f) && te__hf_keep(f) &&
-           (desc && desc->units ? te__hf_load_units(f, desc->units)
+           (desc && desc->units ? te__hf_load_units(f, desc->units, desc->dist)
                                 : te_module_reset_parameters(f->model) == TE_OK &&
                                       te_module_visit_tensors(f->model, te__hf_load, f)) &&
            te__hf_hand_over(f);
@@ -103,93 +102,12 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
 
 /* ---- writing ---- */
 
-typedef struct te__hf_writer {
-    te__st_list list;
-    te_module *model;
-    const te__lm_rule *names;
-    bool reads; /* another rank writes: this one has parts of parameters, which it gives */
-} te__hf_writer;
-
-/* Lists a tensor, NULL after an error, under the name that file tensor i of the group has. */
-static bool te__hf_list_add(te__hf_writer *w, te_module *m, const te__lm_group *g, int i, te_tensor *x,
-                            te_entry_kind kind) {
-    char name[TE__LM_NAME];
-    return x && te__lm_member(g, TE__LM_FILE, i, name) && (w->reads || te__st_list_add(&w->list, m, name, x, kind));
-}
-/* Lists the experts that the ranks have in the place of the one whose parameter x is. All ranks must call it. */
-static bool te__hf_list_experts(te__hf_writer *w, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    te_ctx *te = w->list.te;
-    te_tensor *plain, *all;
-    const int64_t rows = x->shape[0];
-    bool fine = true;
-    int k;
-    te__frame_begin(te);
-    plain = x->quantized ? te_dequantize(x, TE_DTYPE_NONE) : te_tensor_contiguous(x);
-    all = te__gather(x->split->group, plain);
-    te__frame_end(te, &all, 1);
-    for (k = 0; k < x->split->size && all && fine; k++) {
-        te__lm_group g;
-        char other[TE__LM_NAME];
-        fine = te__hf_expert_path(w->model, x, path, k, other);
-        if (fine) te__lm_group_of(w->names, w->model, other, &g);
-        fine = fine && te__hf_list_add(w, m, &g, 0, te_tensor_narrow(all, 0, k * rows, rows), kind);
-    }
-    return all && fine;
-}
-
-/* A visitor of parameters. At the first parameter of a group (te__lm_group), adds the file tensors of the group to the
- * writer's list. */
-static bool te__hf_list_group(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    te__hf_writer *w = (te__hf_writer *)user;
-    te_ctx *te = w->list.te;
-    te_tensor **parts;
-    te__lm_group g;
-    te_result result;
-    int i, n, place;
-    if (kind != TE_ENTRY_PARAMETER) return true;
-    place = te__lm_group_of(w->names, w->model, path, &g);
-    if (!te__lm_is_complete(&g, w->model)) return false;
-    if (place > 0) return true;
-    if (te__hf_expert_ranks(x) > 1 && !g.stacked[TE__LM_MODEL]) return te__hf_list_experts(w, m, path, x, kind);
-    n = g.count[TE__LM_FILE];
-    parts = (te_tensor **)te__alloc_zero(te, (size_t)n * sizeof(te_tensor *));
-    if (!parts) return false;
-    te__frame_begin(te);
-    result = te__lm_put_out(&g, w->model, parts);
-    te__frame_end(te, parts, n);
-    for (i = 0; i < n && result == TE_OK; i++)
-        if (!te__hf_list_add(w, m, &g, i, parts[i], kind)) result = te_error_code(te);
-    te__free(te, parts);
-    return result == TE_OK;
-}
 /* Returns true if the module has no LoRA adapters. The Hugging Face layout has no names for adapters. */
 static bool te__hf_has_no_adapters(void *user, te_module *m) {
     (void)user;
     return !te_module_attribute(m, TE__LORA, NULL);
 }
 
-/* Writes all parameters to model.safetensors, from whole tensors in memory. If ranks have parts of parameters, all of
- * them must call it: they gather the whole tensors, and one of them writes. `result`: an error of this rank from
- * before. */
-static te_result te__hf_write_whole(te_module *model, const char *folder, const te__hf_sharing *h, te_result result) {
-    const te__causal_lm *s = (const te__causal_lm *)model->state;
-    te_ctx *te = model->te;
-    te__hf_writer w = TE_ZERO;
-    te__text path = TE_ZERO;
-    result = te__ckpt_agree(h->group, te, result); /* before the first gathering */
-    if (result != TE_OK) return result;
-    w.list.te = te;
-    w.model = model;
-    w.names = s->names;
-    w.reads = h->rank > 0;
-    if (!te_module_visit_tensors(model, te__hf_list_group, &w)) result = te_error_code(te);
-    if (result == TE_OK && !w.reads && te__hf_join(&path, te, folder, "model.safetensors"))
-        result = te__st_write_with(te, path.s, w.list.items, w.list.n, s->kept, s->num_kept, te__hf_format, 1);
-    if (result == TE_OK && te->error_code == TE_OK && !w.reads) result = te__hf_remove_others(te, folder, 1);
-    te__st_list_free(&w.list);
-    te__text_free(&path);
-    return result == TE_OK ? te->error_code : result;
-}
 /* Checks a call of te_hf_save, and makes the folder if this rank writes files. */
 static te_result te__hf_save_check(te_module *model, const char *folder, bool writes) {
     te_ctx *te = model->te;
@@ -220,12 +138,11 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     te = model->te;
     result = te__hf_shared(model, &sharing);
     if (result != TE_OK) return result; /* on all ranks alike */
-    result = te__hf_save_check(model, folder, sharing.sharded || sharing.rank == 0);
+    result = te__hf_save_check(model, folder, sharing.rank < sharing.writers);
     s = (const te__causal_lm *)model->state;
     te__frame_begin(te);
     te_no_grad_begin(te);
-    if (sharing.sharded) result = te__hf_write_units(model, folder, &sharing, result);
-    else result = te__hf_write_whole(model, folder, &sharing, result);
+    result = te__hf_write_weights(model, folder, &sharing, result);
     if (result == TE_OK && sharing.rank == 0) { /* the weights are there: ranks that write have agreed */
         if (te__hf_join(&path, te, folder, "config.json") &&
             !te__file_write_atomic(path.s, s->config, strlen(s->config), &why))
@@ -234,7 +151,6 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
         if (result == TE_OK && !te__hf_write_carried(te, s->carried, folder)) result = te_error_code(te);
     }
     result = te__ckpt_agree(sharing.group, te, result);
-    if (result != TE_OK && sharing.group && !sharing.sharded) te__hf_tell(model, result); /* some may be gathering */
     te_no_grad_end(te);
     te__frame_end(te, NULL, 0);
     te__text_free(&path);

@@ -1,12 +1,15 @@
-/* lm/units.c: opens and writes the weights of a model folder unit by unit, for ranks that each keep a slice of every
- * parameter. No rank holds more than its slices and one unit. This file must not depend on what a model computes.
+/* lm/units.c: opens the weights of a model folder unit by unit, for ranks that each keep a slice of every parameter,
+ * and writes those of any model. No rank holds more than its slices and one unit. This file must not depend on what a
+ * model computes.
  *
  * Opening: a rank reads its slices from the files. Weights that are stored quantized, whose columns tensor-parallel
  * ranks divide, or that the files have transposed, are needed whole: each rank reads a part of the bytes, and the ranks
  * gather them.
  *
- * Writing: the ranks share the files' tensors. Each writes one file, in the order in which units are gathered; all
- * write at once. Nothing is replaced before all files are written, and the index comes last. */
+ * Writing: ranks with slices share the files' tensors. Each writes one file, in the order in which units are gathered;
+ * all write at once. The files have names that no file of the folder has, and the index comes last. So whenever a save
+ * ends, the index names the whole set of before, or the whole new one. Without slices, the first rank writes one file.
+ * Parts of parameters, and experts, are gathered for one tensor of the files at a time. */
 
 /* ---- reading ---- */
 
@@ -121,23 +124,27 @@ static bool te__hf_load_unit(te__hf_folder *f, te_module *m, const te_data_paral
            te_module_visit_tensors(f->model, te__hf_load_whole, &u) && te_fsdp_unit(m, desc) == TE_OK &&
            (!u.slices || te_module_visit_tensors(f->model, te__hf_load_slice, &u));
 }
-/* Checks whether ranks can share a model in the ways of `d` and have these units of it. A unit of a layer would take
- * experts of several ranks for the same parameters. */
-static bool te__hf_units_go(te__hf_folder *f, const te_causal_lm_desc *d, const te_data_parallel_desc *desc) {
-    const int experts = te__group_size(d->ep_group);
-    return experts == 1 ||
-           te__not_ok(f->te, TE_ERR_UNSUPPORTED,
-                      "te_hf_open: units are given, shared by %d ranks, and dist->expert, whose %d ranks have experts "
-                      "of their own; leave units out, and make units of experts over dist->expert_data after opening",
-                      te__group_size(desc->group), experts);
+/* A visitor: finds the module of experts. */
+static bool te__hf_meet_experts(void *user, te_module *m) {
+    te_module **found = (te_module **)user;
+    if (strcmp(m->cls->name, "LinearExperts") != 0) return true;
+    *found = m;
+    return false;
 }
-/* Makes a unit of each layer, and one of the rest, and reads their weights. */
-static bool te__hf_load_units(te__hf_folder *f, const te_data_parallel_desc *desc) {
+/* Makes a unit of each layer, and one of the rest, and reads their weights. Experts, which fewer ranks have, are units
+ * of their own; their gradients are divided as the others. */
+static bool te__hf_load_units(te__hf_folder *f, const te_data_parallel_desc *desc, const te_dist *dist) {
     te_module *layers = te_module_find(f->model, "model.layers");
     bool fine = te__group_allowed(f->te, desc->group, "te_hf_open", "units->group") == TE_OK;
+    te_data_parallel_desc of_experts = *desc;
     int i;
-    for (i = 0; i < te_module_num_children(layers) && fine; i++)
-        fine = te__hf_load_unit(f, te_module_child(layers, i), desc);
+    if (dist && dist->expert) of_experts.group = dist->expert_data;
+    if (desc->gradient_divide_factor == 0.0f) of_experts.gradient_divide_factor = (float)te__group_size(desc->group);
+    for (i = 0; i < te_module_num_children(layers) && fine; i++) {
+        te_module *layer = te_module_child(layers, i), *experts = NULL;
+        if (dist && dist->expert) te_module_visit(layer, te__hf_meet_experts, &experts);
+        fine = (!experts || te__hf_load_unit(f, experts, &of_experts)) && te__hf_load_unit(f, layer, desc);
+    }
     return fine && te__hf_load_unit(f, f->model, desc);
 }
 /* Returns whether all ranks of the units have opened the folder. */
@@ -153,13 +160,9 @@ static void te__hf_units_fail(te_ctx *te, const te_data_parallel_desc *desc, boo
 /* Tells the ranks of all groups that the model uses that this rank cannot save it. */
 static void te__hf_tell(te_module *model, te_result code) { te__tell_model(model->te, model, code); }
 #else
-static bool te__hf_units_go(te__hf_folder *f, const te_causal_lm_desc *d, const struct te_data_parallel_desc *desc) {
-    (void)f, (void)d, (void)desc;
-    return true;
-}
 static void te__hf_tell(te_module *model, te_result code) { (void)model, (void)code; }
-static bool te__hf_load_units(te__hf_folder *f, const struct te_data_parallel_desc *desc) {
-    (void)desc, (void)te__hf_load_whole, (void)te__hf_load_slice, (void)te__hf_reset_unit;
+static bool te__hf_load_units(te__hf_folder *f, const struct te_data_parallel_desc *desc, const struct te_dist *dist) {
+    (void)desc, (void)dist, (void)te__hf_load_whole, (void)te__hf_load_slice, (void)te__hf_reset_unit;
     return te__not_ok(f->te, TE_ERR_UNSUPPORTED,
                       "te_hf_open: units are given, and te.h was compiled with TE_NO_DIST; compile it without");
 }
@@ -176,27 +179,43 @@ static void te__hf_units_fail(te_ctx *te, const struct te_data_parallel_desc *de
 
 static const te_metadata te__hf_format[1] = {{"format", "pt"}}; /* transformers refuses a file without this entry */
 
+/* The files of a set are model-00001-of-00004.safetensors and so on (form 0), or, beside files of another set that an
+ * index may name, model.F-00001-of-00004.safetensors. The index chooses between the sets. */
+enum { TE__HF_FORMS = 64 };
+/* Returns whether a file name is one of a set. Writes its form, and the number of files of the set. */
+static bool te__hf_is_of_set(const char *name, int *form, int *size) {
+    static const char rest[] = "-#####-of-#####.safetensors";
+    int i;
+    if (!te__starts_with(name, "model")) return false;
+    name += strlen("model");
+    *form = *size = 0;
+    if (name[0] == '.' && name[1] >= '1' && name[1] <= '9')
+        for (name++; *name >= '0' && *name <= '9' && *form < TE__HF_FORMS; name++) *form = 10 * *form + (*name - '0');
+    for (i = 0; rest[i] && (rest[i] == '#' ? name[i] >= '0' && name[i] <= '9' : name[i] == rest[i]); i++)
+        if (rest[i] == '#' && i > 6) *size = 10 * *size + (name[i] - '0');
+    return !rest[i] && !name[i] && *form < TE__HF_FORMS;
+}
 /* Weights of an earlier save: other programs read whatever file they find first. */
 typedef struct te__hf_others {
     te_ctx *te;
     const char *folder;
-    int size; /* the files that stay: model-00001-of-SIZE.safetensors and so on, and the index; 1: model.safetensors */
+    int form, size; /* the set that stays, and the index; size 1: model.safetensors */
+    bool used[TE__HF_FORMS]; /* forms of which there are files of a set of this size */
     te_result result;
 } te__hf_others;
-/* Returns n of a file name like model-00001-of-n.safetensors; else 0. */
-static int te__hf_set_size(const char *name) {
-    static const char form[] = "model-#####-of-#####.safetensors";
-    int i, n = 0;
-    for (i = 0; form[i] && (form[i] == '#' ? name[i] >= '0' && name[i] <= '9' : name[i] == form[i]); i++)
-        n = form[i] == '#' && i > 11 ? n * 10 + (name[i] - '0') : n;
-    return form[i] || name[i] ? 0 : n;
+static bool te__hf_note_form(void *user, const char *name) {
+    te__hf_others *o = (te__hf_others *)user;
+    int form, size;
+    if (te__hf_is_of_set(name, &form, &size) && size == o->size) o->used[form] = true;
+    return true;
 }
 static bool te__hf_remove_other(void *user, const char *name) {
     te__hf_others *o = (te__hf_others *)user;
-    const int size = te__hf_set_size(name);
+    int form, size;
     te__text path = TE_ZERO, why = TE_ZERO;
-    if (size ? o->size == 1 || size != o->size
-             : strcmp(name, o->size == 1 ? "model.safetensors.index.json" : "model.safetensors") == 0) {
+    if (te__hf_is_of_set(name, &form, &size)
+            ? o->size == 1 || size != o->size || form != o->form
+            : strcmp(name, o->size == 1 ? "model.safetensors.index.json" : "model.safetensors") == 0) {
         if (!te__hf_join(&path, o->te, o->folder, name)) o->result = te_error_code(o->te);
         else if (!te__file_remove(path.s, &why))
             o->result = te__fail(o->te, TE_ERR_IO, "%s", te__text_str(&why));
@@ -205,12 +224,13 @@ static bool te__hf_remove_other(void *user, const char *name) {
     te__text_free(&why);
     return o->result == TE_OK;
 }
-/* Removes weights of an earlier save from a folder that `size` ranks have written. */
-static te_result te__hf_remove_others(te_ctx *te, const char *folder, int size) {
+/* Removes weights of an earlier save from a folder that has a new set. */
+static te_result te__hf_remove_others(te_ctx *te, const char *folder, int form, int size) {
     te__hf_others o = TE_ZERO;
     te__text why = TE_ZERO;
     o.te = te;
     o.folder = folder;
+    o.form = form;
     o.size = size;
     if (!te__dir_list(folder, te__hf_remove_other, &o, &why) && o.result == TE_OK)
         o.result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
@@ -222,8 +242,10 @@ static te_result te__hf_remove_others(te_ctx *te, const char *folder, int size) 
 typedef struct te__hf_sharing {
     te_ctx *te;
     bool sharded;    /* units are sharded, and each rank writes a file; else rank 0 writes */
-    te_group *group; /* the ranks that save together: those of the units, or of te_hf_desc.dist; NULL: this one alone */
+    te_group *group; /* the ranks that save together: those of te_hf_desc.dist, or of the units; NULL: this one alone */
     int rank, size;
+    int writers;     /* ranks that write */
+    int form;        /* of the names of their files */
 } te__hf_sharing;
 /* A visitor: returns false at a parameter that is in slices alone. */
 static bool te__hf_is_gathered(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
@@ -255,24 +277,44 @@ static te_result te__hf_shared(te_module *model, te__hf_sharing *h) {
     memset(h, 0, sizeof(*h));
     h->te = model->te;
     h->size = 1;
-    if ((!world || !te_module_visit_tensors(model, te__hf_is_gathered, NULL)) &&
-        !te_module_visit_tensors(model, te__hf_meet_shard, h))
-        return te_error_code(model->te);
-    if (h->sharded && world && h->size != te__group_size(world))
-        return te__fail(h->te, TE_ERR_UNSUPPORTED,
-                        "te_hf_save: units are sharded over %d ranks, and %d ranks share the model (te_hf_desc.dist); "
-                        "te_fsdp_unshard it before, so that rank 0 writes it",
-                        h->size, te__group_size(world));
-    if (!h->sharded) te__hf_save_with(h, world);
+    if (world) h->sharded = !te_module_visit_tensors(model, te__hf_is_gathered, NULL);
+    else if (!te_module_visit_tensors(model, te__hf_meet_shard, h)) return te_error_code(model->te);
+    if (world) te__hf_save_with(h, world);
+    h->writers = h->sharded ? h->size : 1;
     te__group_tells_again(h->group);
     return TE_OK;
+}
+/* Chooses names that no file of the folder has, on all ranks alike. */
+static te_result te__hf_choose_form(te__hf_sharing *h, const char *folder, te_result result) {
+    te__hf_others o = TE_ZERO;
+    te__text why = TE_ZERO;
+    int *each = (int *)te__alloc(h->te, (size_t)h->size * sizeof(int));
+    if (result == TE_OK && !each) result = TE_ERR_OUT_OF_MEMORY;
+    o.size = h->writers;
+    if (result == TE_OK && h->rank == 0 && !te__dir_list(folder, te__hf_note_form, &o, &why))
+        result = te__fail(h->te, TE_ERR_IO, "%s", te__text_str(&why));
+    while (h->form < TE__HF_FORMS && o.used[h->form]) h->form++;
+    if (result == TE_OK && h->form == TE__HF_FORMS)
+        result = te__fail(h->te, TE_ERR_STATE,
+                          "te_hf_save: %s has files of %d sets, of which an index names one at the most; remove those "
+                          "that model.safetensors.index.json does not name",
+                          folder, (int)TE__HF_FORMS);
+    result = te__ckpt_gather_bytes(h->group, h->te, &h->form, sizeof(int), each, result);
+    if (result == TE_OK) h->form = each[0];
+    te__text_free(&why);
+    te__free(h->te, each);
+    return result;
 }
 
 enum { TE__HF_MAX_OPEN = 16 };
 /* A group of file tensors of one shape, which one rank writes. */
 typedef struct te__hf_piece {
     te__lm_group g;
-    int owner, type; /* type: index in te__st_dtypes */
+    int experts;     /* ranks that each have an expert in the place of the one of `g`, of which the files have each; 1:
+                      * it is of no expert, or one tensor has those of all */
+    bool shares;     /* other ranks have parts of it: all ranks make the tensors together */
+    int owner;
+    te_dtype dtype;
     int ndim;
     int64_t shape[TE_MAX_DIMS];
     uint64_t bytes; /* of one tensor */
@@ -285,11 +327,24 @@ typedef struct te__hf_set {
     te__hf_piece *piece;
     int num_pieces, cap_pieces;
     uint64_t *load; /* [ranks] bytes so far */
-    te__st_part *part; /* of this rank's file, in its order; the names are owned */
+    te__st_part *part; /* of this rank's file, by name; the names are owned */
     int num_parts, cap_parts;
     te__shard_set *open[TE__HF_MAX_OPEN]; /* gathered, and to be released */
     int num_open;
 } te__hf_set;
+static int te__hf_files_of(const te__hf_piece *p) { return p->g.count[TE__LM_FILE] * p->experts; }
+/* Writes the name of file tensor i of a piece. */
+static bool te__hf_piece_name(const te__hf_set *w, const te__hf_piece *p, int i, char name[TE__LM_NAME]) {
+    const int n = p->g.count[TE__LM_FILE];
+    char path[TE__LM_NAME], other[TE__LM_NAME];
+    te__lm_group g;
+    if (p->experts == 1) return te__lm_member(&p->g, TE__LM_FILE, i, name);
+    if (!te__lm_member(&p->g, TE__LM_MODEL, 0, path) ||
+        !te__hf_expert_path(w->model, te__lm_model_tensor(&p->g, w->model, 0), path, i / n, other))
+        return false;
+    te__lm_group_of(w->names, w->model, other, &g);
+    return te__lm_member(&g, TE__LM_FILE, i % n, name);
+}
 /* A visitor of parameters: lists the groups, and gives each to the rank with the fewest bytes. */
 static bool te__hf_list_piece(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te__hf_set *w = (te__hf_set *)user;
@@ -304,12 +359,15 @@ static bool te__hf_list_piece(void *user, te_module *m, const char *path, te_ten
     p = &w->piece[w->num_pieces++];
     memset(p, 0, sizeof(*p));
     p->g = g;
+    p->experts = g.stacked[TE__LM_MODEL] ? 1 : te__hf_expert_ranks(x);
+    for (r = 0; r < g.count[TE__LM_MODEL]; r++)
+        p->shares = p->shares || te__lm_split(te__lm_model_tensor(&g, w->model, r));
     p->ndim = te__lm_file_shape(&g, w->model, p->shape);
-    while (te__st_dtypes[p->type].dtype != x->dtype) p->type++;
+    p->dtype = x->dtype;
     p->bytes = te__shape_bytes(x->dtype, p->ndim, p->shape);
-    for (r = 1; r < w->sharing->size; r++)
+    for (r = 1; r < w->sharing->writers; r++)
         if (w->load[r] < w->load[p->owner]) p->owner = r;
-    w->load[p->owner] += p->bytes * (uint64_t)g.count[TE__LM_FILE];
+    w->load[p->owner] += p->bytes * (uint64_t)te__hf_files_of(p);
     return true;
 }
 static te__st_part *te__hf_add_part(te__hf_set *w) {
@@ -317,37 +375,36 @@ static te__st_part *te__hf_add_part(te__hf_set *w) {
     memset(&w->part[w->num_parts], 0, sizeof(te__st_part));
     return &w->part[w->num_parts++];
 }
-/* Lists the tensors of this rank's file: those of wide formats first, so that each is aligned. Rank 0 has what the
- * opened folder had beside the model. */
-static te_result te__hf_list_parts(te__hf_set *w, int bits) {
+/* Lists the tensors of this rank's file, and makes its header: those of wide formats first, so that each is aligned,
+ * then by name. Rank 0 has what the opened folder had beside the model. */
+static te_result te__hf_list_parts(te__hf_set *w, te__text *header) {
     const te__causal_lm *s = (const te__causal_lm *)w->model->state;
     char name[TE__LM_NAME];
     te__st_part *x;
+    te_result result;
     int i, k;
     for (i = 0; i < w->num_pieces; i++) {
         const te__hf_piece *p = &w->piece[i];
-        if (p->owner != w->sharing->rank || te__st_dtypes[p->type].bits != bits) continue;
-        for (k = 0; k < p->g.count[TE__LM_FILE]; k++) {
+        if (p->owner != w->sharing->rank) continue;
+        for (k = 0; k < te__hf_files_of(p); k++) {
             x = te__hf_add_part(w);
             if (!x) return te_error_code(w->te);
-            te__lm_member(&p->g, TE__LM_FILE, k, name);
-            x->name = te__copy_string(w->te, name);
+            te__hf_piece_name(w, p, k, name);
+            te__st_describe(x, te__copy_string(w->te, name), p->dtype, p->ndim, p->shape);
             if (!x->name) return te_error_code(w->te);
-            x->type = &te__st_dtypes[p->type];
-            x->ndim = p->ndim;
-            memcpy(x->shape, p->shape, sizeof(x->shape));
-            x->bytes = p->bytes;
         }
     }
     for (i = 0; i < s->num_kept && w->sharing->rank == 0; i++) {
-        if (s->kept[i].type->bits != bits) continue;
         x = te__hf_add_part(w);
         if (!x) return te_error_code(w->te);
         *x = s->kept[i];
         x->name = te__copy_string(w->te, s->kept[i].name);
         if (!x->name) return te_error_code(w->te);
     }
-    return TE_OK;
+    if (w->num_parts) qsort(w->part, (size_t)w->num_parts, sizeof(te__st_part), te__st_by_width);
+    result = te__st_make_header(w->te, "te_hf_save", header, w->part, w->num_parts, te__hf_format, 1);
+    te__st_place(w->part, w->num_parts, header);
+    return result == TE_OK ? te__st_names_differ(w->te, "te_hf_save", w->part, w->num_parts) : result;
 }
 
 /* Returns whether a group has a parameter of a set. */
@@ -389,46 +446,66 @@ static te_result te__hf_gather(te__hf_set *w, const te__hf_piece *p) {
     }
     return result;
 }
-/* Writes the file tensors of a group, which is whole now. */
+/* Makes the file tensors of a piece, whose parameters are gathered, and writes them if it is this rank's. */
 static te_result te__hf_store(te__hf_set *w, const te__hf_piece *p, te__file_out *out, void *staging) {
     const int n = p->g.count[TE__LM_FILE];
-    te_tensor **parts = (te_tensor **)te__alloc_zero(w->te, (size_t)n * sizeof(te_tensor *));
-    te_result result = parts ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    const bool own = out && p->owner == w->sharing->rank;
+    te_tensor **parts;
+    te_result result;
     int i;
+    if (!own && !p->shares) return TE_OK;
+    parts = (te_tensor **)te__alloc_zero(w->te, (size_t)n * sizeof(te_tensor *));
+    result = parts ? TE_OK : TE_ERR_OUT_OF_MEMORY;
     te__frame_begin(w->te);
     if (parts) result = te__lm_put_out(&p->g, w->model, parts);
-    for (i = 0; i < n && result == TE_OK; i++) result = te__st_store(w->te, out, parts[i], staging);
+    for (i = 0; i < n && p->experts > 1 && result == TE_OK; i++) {
+        parts[i] = te__gather(te__lm_model_tensor(&p->g, w->model, 0)->split->group, te_tensor_contiguous(parts[i]));
+        if (!parts[i]) result = te_error_code(w->te);
+    }
+    for (i = 0; i < te__hf_files_of(p) && own && result == TE_OK; i++) {
+        te_tensor *x = parts[i % n];
+        const int64_t rows = x->shape[0] / p->experts;
+        char name[TE__LM_NAME];
+        if (p->experts > 1) x = te_tensor_narrow(x, 0, i / n * rows, rows);
+        te__hf_piece_name(w, p, i, name);
+        te__file_out_seek(out, te__st_part_named(w->part, w->num_parts, name)->at);
+        result = x ? te__st_store(w->te, out, x, staging) : te_error_code(w->te);
+    }
     te__frame_end(w->te, NULL, 0);
     te__free(w->te, parts);
     return result;
 }
-/* Writes this rank's file, up to its commit. All ranks gather all groups, in one order. */
+/* Writes this rank's file, up to its commit; `out` NULL: it writes none. All ranks gather all groups, in one order. A
+ * rank that fails tells those that gather with it. */
 static te_result te__hf_write_file(te__hf_set *w, te__file_out *out, te__text *why) {
     const te__causal_lm *s = (const te__causal_lm *)w->model->state;
     void *staging = te__alloc(w->te, TE__ST_CHUNK);
     te_result result = staging ? TE_OK : TE_ERR_OUT_OF_MEMORY;
-    int i, bits;
-    for (bits = 64; bits > 0 && result == TE_OK; bits /= 2) {
-        for (i = 0; i < w->num_pieces && result == TE_OK; i++) {
-            const te__hf_piece *p = &w->piece[i];
-            if (te__st_dtypes[p->type].bits != bits) continue;
-            result = te__hf_gather(w, p);
-            if (result == TE_OK && p->owner == w->sharing->rank) result = te__hf_store(w, p, out, staging);
-            if (result == TE_OK && out->failed) result = te__fail(w->te, TE_ERR_IO, "%s", te__text_str(why));
-        }
-        for (i = 0; i < s->num_kept && w->sharing->rank == 0 && result == TE_OK; i++)
-            if (s->kept[i].type->bits == bits) te__file_out_write(out, s->kept[i].data, (size_t)s->kept[i].bytes);
+    int i;
+    if (result == TE_OK && out && out->failed) result = te__fail(w->te, TE_ERR_IO, "%s", te__text_str(why));
+    for (i = 0; i < w->num_pieces && result == TE_OK; i++) {
+        result = te__hf_gather(w, &w->piece[i]);
+        if (result == TE_OK) result = te__hf_store(w, &w->piece[i], out, staging);
+        if (result == TE_OK && out && out->failed) result = te__fail(w->te, TE_ERR_IO, "%s", te__text_str(why));
+    }
+    for (i = 0; i < s->num_kept && w->sharing->rank == 0 && result == TE_OK; i++) {
+        te__file_out_seek(out, te__st_part_named(w->part, w->num_parts, s->kept[i].name)->at);
+        te__file_out_write(out, s->kept[i].data, (size_t)s->kept[i].bytes);
     }
     te__free(w->te, staging);
-    return te__hf_release(w, NULL, result);
+    result = te__hf_release(w, NULL, result);
+    if (result == TE_OK && out && out->failed) result = te__fail(w->te, TE_ERR_IO, "%s", te__text_str(why));
+    if (result != TE_OK && w->sharing->group) te__hf_tell(w->model, result);
+    return result;
 }
 
 /* Writes the name of a rank's file. */
 static void te__hf_file_name(const te__hf_sharing *h, int rank, char name[64]) {
-    if (h->size == 1) snprintf(name, 64, "model.safetensors");
-    else snprintf(name, 64, "model-%05d-of-%05d.safetensors", rank + 1, h->size);
+    if (h->writers == 1) snprintf(name, 64, "model.safetensors");
+    else if (h->form == 0) snprintf(name, 64, "model-%05d-of-%05d.safetensors", rank + 1, h->writers);
+    else snprintf(name, 64, "model.%d-%05d-of-%05d.safetensors", h->form, rank + 1, h->writers);
 }
-/* Writes the index of all ranks' files, and removes weights of before: transformers would prefer model.safetensors. */
+/* Writes the index of all ranks' files. It names one whole set, whenever a reader looks. */
 static te_result te__hf_write_index(const te__hf_set *w, const char *folder) {
     const te__causal_lm *s = (const te__causal_lm *)w->model->state;
     te__text text = TE_ZERO, path = TE_ZERO, why = TE_ZERO;
@@ -436,7 +513,7 @@ static te_result te__hf_write_index(const te__hf_set *w, const char *folder) {
     char name[TE__LM_NAME], file[64];
     uint64_t total = 0;
     int i, k, n = 0;
-    for (i = 0; i < w->sharing->size; i++) total += w->load[i];
+    for (i = 0; i < w->sharing->writers; i++) total += w->load[i];
     for (i = 0; i < s->num_kept; i++) total += s->kept[i].bytes;
     text.memory = why.memory = &w->te->host_allocator;
     te__text_printf(&text, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {",
@@ -444,8 +521,8 @@ static te_result te__hf_write_index(const te__hf_set *w, const char *folder) {
     for (i = 0; i < w->num_pieces + s->num_kept; i++) {
         const te__hf_piece *p = i < w->num_pieces ? &w->piece[i] : NULL;
         te__hf_file_name(w->sharing, p ? p->owner : 0, file);
-        for (k = 0; k < (p ? p->g.count[TE__LM_FILE] : 1); k++) {
-            if (p) te__lm_member(&p->g, TE__LM_FILE, k, name);
+        for (k = 0; k < (p ? te__hf_files_of(p) : 1); k++) {
+            if (p) te__hf_piece_name(w, p, k, name);
             te__text_put(&text, n++ ? ",\n    " : "\n    ");
             te__json_put_string(&text, p ? name : s->kept[i - w->num_pieces].name);
             te__text_printf(&text, ": \"%s\"", file);
@@ -457,7 +534,6 @@ static te_result te__hf_write_index(const te__hf_set *w, const char *folder) {
         result = te_error_code(w->te);
     if (result == TE_OK && !te__file_write_atomic(path.s, text.s, text.n, &why))
         result = te__fail(w->te, TE_ERR_IO, "%s", te__text_str(&why));
-    if (result == TE_OK) result = te__hf_remove_others(w->te, folder, w->sharing->size);
     te__text_free(&text);
     te__text_free(&path);
     te__text_free(&why);
@@ -470,16 +546,15 @@ static void te__hf_set_free(te__hf_set *w) {
     te__free(w->te, w->piece);
     te__free(w->te, w->load);
 }
-/* Writes the weights of a model whose parameters are sharded. All ranks must call it. `result`: an error of this rank
- * from before. Without an error, all ranks have succeeded. */
-static te_result te__hf_write_units(te_module *model, const char *folder, const te__hf_sharing *h, te_result result) {
+/* Writes the weights of a model. All ranks must call it. `result`: an error of this rank from before. Without an error,
+ * all ranks have succeeded. */
+static te_result te__hf_write_weights(te_module *model, const char *folder, te__hf_sharing *h, te_result result) {
     te_ctx *te = model->te;
     te__hf_set w = TE_ZERO;
     te__text path = TE_ZERO, header = TE_ZERO, why = TE_ZERO;
     te__file_out out;
-    bool begun = false;
+    bool begun = false, written = false;
     char name[64];
-    int bits;
     result = te__ckpt_agree(h->group, te, result); /* before the first gathering */
     if (result != TE_OK) return result;
     w.te = te;
@@ -489,24 +564,26 @@ static te_result te__hf_write_units(te_module *model, const char *folder, const 
     w.load = (uint64_t *)te__alloc_zero(te, (size_t)h->size * sizeof(uint64_t));
     if (!w.load) result = TE_ERR_OUT_OF_MEMORY;
     if (result == TE_OK && !te_module_visit_tensors(model, te__hf_list_piece, &w)) result = te_error_code(te);
-    for (bits = 64; bits > 0 && result == TE_OK; bits /= 2) result = te__hf_list_parts(&w, bits);
-    if (result == TE_OK)
-        result = te__st_make_header(te, "te_hf_save", &header, w.part, w.num_parts, te__hf_format, 1);
+    if (result == TE_OK) result = te__hf_list_parts(&w, &header);
+    if (h->writers > 1) result = te__hf_choose_form(h, folder, result);
     te__hf_file_name(h, h->rank, name);
     if (result == TE_OK && !te__hf_join(&path, te, folder, name)) result = te_error_code(te);
     result = te__ckpt_agree(h->group, te, result);
     if (result == TE_OK) {
-        begun = true;
-        te__st_begin(&out, path.s, &why, &header);
-        result = te__hf_write_file(&w, &out, &why);
-        if (result == TE_OK && out.failed) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+        begun = h->rank < h->writers;
+        if (begun) te__st_begin(&out, path.s, &why, &header);
+        result = te__hf_write_file(&w, begun ? &out : NULL, &why);
+        result = te__ckpt_agree(h->group, te, result);
+        if (begun && result != TE_OK) te__file_out_abort(&out);
+        else if (begun && !te__file_out_commit(&out)) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+        else written = begun;
+        /* of several files none is named by an index yet, so all may go */
+        result = te__ckpt_agree(h->group, te, result);
+        if (written && result != TE_OK && h->writers > 1) te__file_remove(path.s, NULL);
+        if (result == TE_OK && h->rank == 0 && h->writers > 1) result = te__hf_write_index(&w, folder);
+        if (result == TE_OK && h->rank == 0) result = te__hf_remove_others(te, folder, h->form, h->writers);
         result = te__ckpt_agree(h->group, te, result);
     }
-    if (begun && result != TE_OK) te__file_out_abort(&out);
-    else if (begun && !te__file_out_commit(&out)) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
-    if (begun && result == TE_OK && h->rank == 0)
-        result = h->size > 1 ? te__hf_write_index(&w, folder) : te__hf_remove_others(te, folder, 1);
-    if (begun) result = te__ckpt_agree(h->group, te, result);
     te__hf_set_free(&w);
     te__text_free(&path);
     te__text_free(&header);

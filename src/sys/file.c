@@ -550,6 +550,20 @@ static inline bool te__file_out_write(te__file_out *f, const void *data, size_t 
     return !f->failed;
 }
 
+/* Makes the next write begin at byte `at` of the file, before or behind its end. */
+static inline bool te__file_out_seek(te__file_out *f, uint64_t at) {
+    bool fine;
+    if (f->failed) return false;
+#ifdef _WIN32
+    LARGE_INTEGER to;
+    to.QuadPart = (LONGLONG)at;
+    fine = SetFilePointerEx(f->fd, to, NULL, FILE_BEGIN) != 0;
+#else
+    fine = lseek(f->fd, (off_t)at, SEEK_SET) == (off_t)at;
+#endif
+    return fine || te__file_out_fail(f, "write");
+}
+
 #ifndef _WIN32
 /* Flushes the folder of `path_in_it`, so that its new entry survives a power failure. Errors are ignored: some file
  * systems cannot flush folders. */

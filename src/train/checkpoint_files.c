@@ -1,5 +1,5 @@
-/* train/checkpoint_files.c: the file of a checkpoint, or the set of files in which ranks that share a model have written
- * it. This file must not depend on modules and optimizers. A set of n files:
+/* train/checkpoint_files.c: the file of a checkpoint, or the set of files in which ranks that share a model have
+ * written it. This file must not depend on modules and optimizers. A set of n files:
  *
  *     model.safetensors                 the index, of rank 0: what is whole on all ranks, and the slices of rank 0
  *     model.safetensors.ID.1-of-4 ..    the slices of rank 1, and so on. ID is new in each save, and the index is

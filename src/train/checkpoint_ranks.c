@@ -1,10 +1,10 @@
-/* train/checkpoint_ranks.c: the ranks that write a checkpoint together, and what each of them writes. This file must not
- * depend on files.
+/* train/checkpoint_ranks.c: the ranks that write a checkpoint together, and what each of them writes. This file must
+ * not depend on files.
  *
  * Ranks share a model in several ways at once: slices of units over one group, parts of matrices over another, experts
- * over a third. All ranks that these groups connect write one set of files. The groups are the lines of a grid: a rank's
- * numbers in all of them say which rank it is, and ranks with equal numbers in the groups of a parameter have the same
- * of it, so the first of them writes it. */
+ * over a third. All ranks that these groups connect write one set of files. The groups are the lines of a grid: a
+ * rank's numbers in all of them say which rank it is, and ranks with equal numbers in the groups of a parameter have
+ * the same of it, so the first of them writes it. */
 
 enum { TE__MAX_CKPT_GROUPS = 16 };
 
@@ -63,9 +63,9 @@ static te_result te__ckpt_agree(te_group *group, te_ctx *te, te_result result) {
     if (result == TE_OK) result = te->device->synchronize(te);
     return result == TE_OK ? te__barrier(group) : te__refuse(group, TE__BETWEEN, result);
 }
-/* Does the same with the ranks of several groups. A rank that fails between two exchanges comes here at once. Those that
- * wait for it in an exchange of any group hear of it, and tell the ranks of their own groups; those that have agreed with
- * it before, and do not know yet, hear of it in what they do next. */
+/* Does the same with the ranks of several groups. A rank that fails between two exchanges comes here at once. Those
+ * that wait for it in an exchange of any group hear of it, and tell the ranks of their own groups; those that have
+ * agreed with it before, and do not know yet, hear of it in what they do next. */
 static te_result te__ckpt_agree_all(const te__ckpt_groups *g, te_result result) {
     int i;
     for (i = 0; i < g->n; i++) result = te__ckpt_agree(g->list[i], g->te, result);
@@ -156,8 +156,8 @@ static te_result te__ckpt_find_members(te__ckpt_groups *g, const char *path, te_
         if (m->nonce == own.nonce && m->place == own.place) g->own = i;
         if (i == 0 ? m->place != 0 : m->place == m[-1].place)
             return te__fail(g->te, TE_ERR_UNSUPPORTED,
-                            "te_model_save: the groups of the units and parameters are no grid of ranks: %s; use groups "
-                            "of te_dist_init",
+                            "te_model_save: the groups of the units and parameters are no grid of ranks: %s; use "
+                            "groups of te_dist_init",
                             i ? "two ranks have the same numbers in all groups" : "no rank is the first of each group");
         if (m->file != g->member[0].file)
             return te__fail(g->te, TE_ERR_INVALID,

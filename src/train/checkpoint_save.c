@@ -449,8 +449,8 @@ static bool te__ckpt_out_slice(te__ckpt_writer *w, const te__ckpt_slice *x) {
            (r.rows == 0 || te__ckpt_out_run(w, x, 0, n * r.all, (r.first + first) * r.all, true)) &&
            te__ckpt_out_run(w, x, x->length - r.tail, r.tail, te__ckpt_column_at(x, &r, x->length - r.tail), false);
 }
-/* Lists what this rank writes, tensors of wide formats first, so that each is aligned. Ranks that exchange rows have the
- * same slices in the same order. */
+/* Lists what this rank writes, tensors of wide formats first, so that each is aligned. Ranks that exchange rows have
+ * the same slices in the same order. */
 static te_result te__ckpt_list_out(te__ckpt_writer *w, const te__ckpt_groups *g) {
     te__ckpt *c = w->c;
     te__ckpt_out *out;
@@ -469,7 +469,8 @@ static te_result te__ckpt_list_out(te__ckpt_writer *w, const te__ckpt_groups *g)
             te_safetensors_item item;
             item.name = x->name;
             item.tensor = x->tensor;
-            if (te_dtype_bits(x->dtype) != bits || !te__ckpt_writes(g, x->shard_group, te__ckpt_split_group(x))) continue;
+            if (te_dtype_bits(x->dtype) != bits) continue;
+            if (!te__ckpt_writes(g, x->shard_group, te__ckpt_split_group(x))) continue;
             if (x->length && te__st_item_ok(c->te, "te_model_save", &item) != TE_OK) return te_error_code(c->te);
             if (!te__ckpt_out_slice(w, x)) return te_error_code(c->te);
         }

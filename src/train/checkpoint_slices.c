@@ -1,8 +1,8 @@
-/* train/checkpoint_slices.c: what a rank has of a tensor of a checkpoint, and where that lies in the whole one. This file
- * must not depend on modules and optimizers.
+/* train/checkpoint_slices.c: what a rank has of a tensor of a checkpoint, and where that lies in the whole one. This
+ * file must not depend on modules and optimizers.
  *
- * A rank has a slice, successive elements, of its part. A part is the whole tensor, or what the rank has of a tensor that
- * ranks divide:
+ * A rank has a slice, successive elements, of its part. A part is the whole tensor, or what the rank has of a tensor
+ * that ranks divide:
  *
  *     rows, in blocks (a column-parallel weight)   successive elements in the whole, one run for each block
  *     columns (a row-parallel weight)              a piece of each row
@@ -14,15 +14,15 @@
 
 typedef struct te__ckpt_slice {
     char *name;        /* of the whole tensor; owned */
-    te_tensor *tensor; /* this rank's elements; empty, or NULL, if it has none */
+    te_tensor *tensor; /* this rank's elements; empty if it has none */
     te_dtype dtype;
     int ndim;          /* of the whole tensor in the files */
     int64_t shape[TE_MAX_DIMS];
     int64_t unit;      /* bytes of an element */
-    int64_t start, length;   /* the slice, in elements of the part */
-    const te__split *split;  /* how ranks divide the whole; NULL: the part is the whole */
+    int64_t start, length; /* the slice, in elements of the part */
+    const te__split *split; /* how ranks divide the whole; NULL: the part is the whole */
     int64_t outer, own, inner; /* the part: the sizes before, in and behind the dimension that is divided */
-    te_group *shard_group;   /* the ranks that have slices; NULL: this one alone */
+    te_group *shard_group; /* the ranks that have slices; NULL: this one alone */
     te__shard *value;  /* the parameter whose value this is, or NULL: a state */
     bool codes;        /* `tensor` is a copy of rows of codes of `value`, number `part` */
     int part;
@@ -163,7 +163,8 @@ static te_result te__ckpt_read_slice(const te__ckpt_files *files, const te__ckpt
     if (bytes > 0 && result == TE_OK) {
         part = te__alias_1d(scratch, 0, TE_U8, bytes);
         whole = x->start / (x->own * x->inner) * x->own * x->inner * x->split->size;
-        result = part ? te__ckpt_read_range(files, x->name, (uint64_t)(whole * x->unit), part) : te_error_code(files->te);
+        result = part ? te__ckpt_read_range(files, x->name, (uint64_t)(whole * x->unit), part)
+                      : te_error_code(files->te);
         if (result == TE_OK) result = te__ckpt_take_columns(x, part, to);
     }
     for (i = 0; bytes == 0 && result == TE_OK && te__ckpt_run(x, i, &at, &whole, &n); i++) {

@@ -151,6 +151,8 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
         if (result == TE_OK && !te__hf_write_carried(te, s->carried, folder)) result = te_error_code(te);
     }
     result = te__ckpt_agree(sharing.group, te, result);
+    /* a rank that failed has told all groups of its model; those that heard of it in one of them have heard in all */
+    if (result != TE_OK && sharing.group) te__hf_tell(model, result);
     te_no_grad_end(te);
     te__frame_end(te, NULL, 0);
     te__text_free(&path);

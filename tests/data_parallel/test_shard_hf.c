@@ -360,33 +360,41 @@ static void hf_layout_fail_rank(rank_state *s) {
     const hf_layout *c = (const hf_layout *)s->arg;
     te_dist dist;
     if (!hf_share(s, c, &dist)) return;
-    te_module *m = te_hf_open(s->te, c->from, &(te_hf_desc){.dist = &dist});
+    const te_data_parallel_desc d = {.group = dist.data, .shard = c->shard};
+    te_module *m = te_hf_open(s->te, c->from, &(te_hf_desc){.dist = &dist, .units = c->shard ? &d : NULL});
     EXPECT(s, m);
     s->fail_at = s->rank == 1 ? s->requests + c->request : 0;
     s->failed = te_hf_save(m, c->to) != TE_OK;
     if (s->rank == 1) *c->reached = s->requests >= s->fail_at;
     s->fail_at = 0;
-    if (s->failed && s->rank == 0) EXPECT(s, strstr(te_error(s->te), "rank 1 failed"));
+    if (s->failed && s->rank == 0) EXPECT(s, strstr(te_error(s->te), "failed"));
     te_clear_error(s->te);
     EXPECT(s, te_hf_save(m, c->to) == TE_OK);
     te_module_destroy(m);
     te_dist_finish(&dist);
 }
 TE_TEST(shard_folders_of_parts_fail_together) {
-    for (int experts = 0; experts < 2; experts++) {
-        const char *from = experts ? "from1" : "from0";
-        hf_layout c = {.tp = 2 - experts, .ep = 1 + 2 * experts, .size = 2 + experts, .to = test_path("to")};
+    static const hf_layout cases[] = {{.tp = 2, .size = 2, .kind = HF_PHI3},
+                                      {.ep = 3, .size = 3, .kind = HF_QWEN_EACH},
+                                      {.tp = 2, .size = 4, .shard = TE_SHARD_PARAMETERS, .kind = HF_PHI3},
+                                      {.ep = 3, .size = 6, .shard = TE_SHARD_PARAMETERS, .kind = HF_QWEN_EACH}};
+    static const int strides[] = {3, 7, 61, 61};
+    for (int i = 0; i < COUNT(cases); i++) {
+        char from[16];
+        hf_layout c = cases[i];
         int reached = 1, failures = 0;
-        hf_make(experts ? HF_QWEN_EACH : HF_PHI3, from);
+        snprintf(from, sizeof from, "from%d", i);
+        hf_make(c.kind, from);
+        c.to = test_path("to");
         c.from = test_path(from);
         c.reached = &reached;
-        for (c.request = 1; reached; c.request += test_every_odd(3 + 4 * experts)) {
-            test_case("tp %d, ep %d, request %lld", c.tp, c.ep, (long long)c.request);
+        for (c.request = 1; reached; c.request += i < 2 ? test_every_odd(strides[i]) : getenv("ALL") ? 1 : strides[i] * test_every_odd(1)) {
+            test_case("tp %d, ep %d, shard %d, request %lld", c.tp, c.ep, (int)c.shard, (long long)c.request);
             rank_state *s = run_ranks(c.size, hf_layout_fail_rank, &c);
-            for (int i = 0; i < c.size; i++) CHECK(s[i].failed == s[1].failed);
+            for (int k = 0; k < c.size; k++) CHECK(s[k].failed == s[1].failed);
             failures += s[1].failed;
         }
-        CHECK_MSG(failures > 5, "%d failures", failures);
+        CHECK_MSG(failures > (i < 2 ? 5 : 1), "%d failures", failures);
     }
 }
 

@@ -286,3 +286,46 @@ TE_TEST(checkpoints_of_a_rank_that_fails) {
         CHECK_MSG(failures > 5, "%d failures", failures);
     }
 }
+
+/* Files of before have the flags of a first step in one tensor, for all parameters. */
+TE_TEST(checkpoints_with_all_flags_in_one_tensor) {
+    static const char *const keys[] = {"te.seed", "te.offset", "te.steps", "te.lr"};
+    const layout_model c = {.experts = EXPERTS_NONE, .dtype = TE_F32, .sgd = true};
+    const te_dist alone = {.size = 1};
+    te_ctx *te = test_context("cpu");
+    char first[512], old[512], again[512];
+    te_safetensors_item items[256];
+    te_metadata facts[COUNT(keys) + 1] = {{"note", "kept"}};
+    size_t size, other;
+    int n = 0, flags = 0;
+    snprintf(first, sizeof first, "%s", test_path("first.safetensors"));
+    snprintf(old, sizeof old, "%s", test_path("old.safetensors"));
+    snprintf(again, sizeof again, "%s", test_path("again.safetensors"));
+    const layout_case make = {.m = c, .to = first};
+    run_ranks(0, layout_rank, &make);
+    te_scope_begin(te);
+    te_module *m = layout_make(te, &c, &alone);
+    te_optimizer *opt = layout_optimizer(te, m, &c);
+    te_safetensors *f = te_safetensors_open(te, first);
+    uint8_t started[64];
+    memset(started, 1, sizeof started);
+    started[0] = 0; /* see give_grad */
+    for (int i = 0; i < te_safetensors_count(f); i++) {
+        const char *name = te_safetensors_at(f, i)->name;
+        const size_t length = strlen(name);
+        if (length > 8 && !strcmp(name + length - 8, ".started")) flags++;
+        else items[n++] = (te_safetensors_item){name, te_safetensors_read(f, name)};
+    }
+    REQUIRE(flags > 10 && flags <= COUNT(started) && n < COUNT(items));
+    items[n++] = (te_safetensors_item){"optimizer/started", te_tensor_from_host(te, TE_U8, 1, &(int64_t){flags}, started)};
+    for (int i = 0; i < COUNT(keys); i++) facts[1 + i] = (te_metadata){keys[i], te_safetensors_metadata(f, keys[i])};
+    CHECK_EQ_INT(te_safetensors_write(te, old, items, n, facts, COUNT(facts)), TE_OK);
+    CHECK_EQ_INT(te_model_load(te, old, m, opt), TE_OK);
+    CHECK_EQ_INT(te_model_save(te, again, m, opt, facts, 1), TE_OK);
+    const char *want = bytes_of(first, &size), *got = bytes_of(again, &other);
+    CHECK(other == size && memcmp(got, want, size) == 0);
+    te_safetensors_close(f);
+    te_optimizer_destroy(opt);
+    te_module_destroy(m);
+    te_scope_end(te);
+}

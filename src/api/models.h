@@ -201,7 +201,7 @@ typedef struct te_hf_desc {
  * With desc->units, weights that are stored quantized, weights whose columns dist->tensor divides (o_proj, down_proj),
  * and tensors that the files have transposed, are gathered from all ranks, each of which reads a part of the bytes;
  * with less than TE_SHARD_PARAMETERS all tensors are, but for rows that dist->tensor divides. If one rank of
- * units->group fails, all do.
+ * dist, or of units->group, fails, all do.
  *
  * Nothing in the folder is trusted. On an error the result is NULL, and the message names the file, the key or tensor,
  * the value found and the value expected.

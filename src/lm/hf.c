@@ -71,7 +71,7 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
                                 : te_module_reset_parameters(f->model) == TE_OK &&
                                       te_module_visit_tensors(f->model, te__hf_load, f)) &&
            te__hf_hand_over(f);
-    if (desc && desc->units) fine = te__hf_units_agree(f, desc->units, fine);
+    if (desc && desc->units) fine = te__hf_units_agree(f, desc, fine);
     if (fine) return f->model;
     te_module_destroy(f->model);
     return NULL;
@@ -79,24 +79,23 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
 
 TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc) {
     te__hf_folder f;
-    te_module *m;
-    if (!te || te->error_code != TE_OK) {
-        if (te && desc && desc->units) te__hf_units_fail(te, desc->units, true);
-        return NULL;
-    }
-    if (!folder || !folder[0])
-        return te__no_module(te, TE_ERR_INVALID,
-                             "te_hf_open: folder is %s; the path of a model's folder is needed, \".\" for this one",
-                             folder ? "empty" : "NULL");
-    if (desc && desc->params_dtype && !te__is_float(desc->params_dtype))
-        return te__no_module(te, TE_ERR_DTYPE, "te_hf_open: params_dtype is %s", te_dtype_name(desc->params_dtype));
+    te_module *m = NULL;
+    const bool failed = te && te->error_code != TE_OK;
+    if (!te) return NULL;
     memset(&f, 0, sizeof(f));
     f.te = te;
     f.path = folder;
     f.c.j.te = te;
-    m = te__hf_build(&f, desc);
+    if (!failed && (!folder || !folder[0]))
+        te__fail(te, TE_ERR_INVALID,
+                 "te_hf_open: folder is %s; the path of a model's folder is needed, \".\" for this one",
+                 folder ? "empty" : "NULL");
+    else if (!failed && desc && desc->params_dtype && !te__is_float(desc->params_dtype))
+        te__fail(te, TE_ERR_DTYPE, "te_hf_open: params_dtype is %s", te_dtype_name(desc->params_dtype));
+    else if (!failed)
+        m = te__hf_build(&f, desc);
     te__hf_folder_close(&f);
-    if (!m && desc && desc->units) te__hf_units_fail(te, desc->units, false);
+    if (!m) te__hf_units_fail(te, desc, failed);
     return m;
 }
 

@@ -147,15 +147,26 @@ static bool te__hf_load_units(te__hf_folder *f, const te_data_parallel_desc *des
     }
     return fine && te__hf_load_unit(f, f->model, desc);
 }
-/* Returns whether all ranks of the units have opened the folder. */
-static bool te__hf_units_agree(te__hf_folder *f, const te_data_parallel_desc *desc, bool fine) {
-    return te__ckpt_agree(desc->group, f->te, fine ? TE_OK : te_error_code(f->te)) == TE_OK;
+/* Returns whether all ranks have opened the folder: those of dist, or else those of the units. */
+static bool te__hf_units_agree(te__hf_folder *f, const te_hf_desc *desc, bool fine) {
+    te_group *world = desc->dist ? desc->dist->world : NULL;
+    return te__ckpt_agree(world ? world : desc->units->group, f->te, fine ? TE_OK : te_error_code(f->te)) == TE_OK;
 }
-/* Tells the ranks of the units that this rank cannot open the folder. `again`: for an error from before. */
-static void te__hf_units_fail(te_ctx *te, const te_data_parallel_desc *desc, bool again) {
-    if (!desc->group || desc->group->te != te) return;
-    if (again) te__group_tells_again(desc->group);
-    te__refuse(desc->group, TE__BETWEEN, te_error_code(te));
+/* Tells the ranks that open the folder in units that this rank cannot. `again`: for an error from before. */
+static void te__hf_units_fail(te_ctx *te, const te_hf_desc *desc, bool again) {
+    te_group *groups[3] = {NULL, NULL, NULL};
+    int i;
+    if (!desc || !desc->units) return;
+    groups[0] = desc->units->group;
+    if (desc->dist) {
+        groups[1] = desc->dist->expert_data;
+        groups[2] = desc->dist->world;
+    }
+    for (i = 0; i < 3; i++) {
+        if (!groups[i] || groups[i]->te != te) continue;
+        if (again) te__group_tells_again(groups[i]);
+        te__refuse(groups[i], TE__BETWEEN, te_error_code(te));
+    }
 }
 /* Tells the ranks of all groups that the model uses that this rank cannot save it. */
 static void te__hf_tell(te_module *model, te_result code) { te__tell_model(model->te, model, code); }
@@ -166,11 +177,11 @@ static bool te__hf_load_units(te__hf_folder *f, const struct te_data_parallel_de
     return te__not_ok(f->te, TE_ERR_UNSUPPORTED,
                       "te_hf_open: units are given, and te.h was compiled with TE_NO_DIST; compile it without");
 }
-static bool te__hf_units_agree(te__hf_folder *f, const struct te_data_parallel_desc *desc, bool fine) {
+static bool te__hf_units_agree(te__hf_folder *f, const te_hf_desc *desc, bool fine) {
     (void)f, (void)desc;
     return fine;
 }
-static void te__hf_units_fail(te_ctx *te, const struct te_data_parallel_desc *desc, bool again) {
+static void te__hf_units_fail(te_ctx *te, const te_hf_desc *desc, bool again) {
     (void)te, (void)desc, (void)again;
 }
 #endif

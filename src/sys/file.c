@@ -559,7 +559,7 @@ static inline bool te__file_out_seek(te__file_out *f, uint64_t at) {
     to.QuadPart = (LONGLONG)at;
     fine = SetFilePointerEx(f->fd, to, NULL, FILE_BEGIN) != 0;
 #else
-    fine = lseek(f->fd, (off_t)at, SEEK_SET) == (off_t)at;
+    fine = (uint64_t)(off_t)at == at && lseek(f->fd, (off_t)at, SEEK_SET) == (off_t)at; /* off_t may have 32 bits */
 #endif
     return fine || te__file_out_fail(f, "write");
 }

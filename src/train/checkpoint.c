@@ -109,14 +109,14 @@ static bool te__ckpt_is_shared(void *user, te_module *m, const char *path, te_te
 static bool te__ckpt_is_elsewhere(te_module *m, const char *entry) {
     char path[640];
     char *dot;
-    te_module *near = NULL;
+    te_module *owner = NULL;
     if (te__starts_with(entry, "optimizer/")) entry += strlen("optimizer/");
     snprintf(path, sizeof(path), "%s", entry);
-    while (m && !near && (dot = strrchr(path, '.')) != NULL) {
+    while (m && !owner && (dot = strrchr(path, '.')) != NULL) {
         *dot = 0;
-        near = te_module_find(m, path);
+        owner = te_module_find(m, path);
     }
-    return near && !te_module_visit_tensors(near, te__ckpt_is_shared, NULL);
+    return owner && !te_module_visit_tensors(owner, te__ckpt_is_shared, NULL);
 }
 /* Adds an entry to p->fresh if it is scaling state without a buffer in its module. Returns false for other entries. */
 static bool te__ckpt_take_fresh(te__ckpt_plan *p, te_module *m, const te_safetensors_entry *e) {

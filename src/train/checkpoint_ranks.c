@@ -106,9 +106,8 @@ static te_result te__ckpt_meet_members(te__ckpt_groups *g, te_group *group, te_r
         if (counts[i] != n)
             result = te__fail(g->te, TE_ERR_UNSUPPORTED,
                               "te_model_save: the groups of the units and parameters are no grid of ranks: rank %d of "
-                              "\"%s\" saves together with %lld ranks, and this one with %lld; use groups of "
-                              "te_dist_init",
-                              i, group->name, (long long)counts[i], (long long)n);
+                              "%d saves together with %lld ranks, and this one with %lld; use groups of te_dist_init",
+                              i, size, (long long)counts[i], (long long)n);
     result = te__ckpt_gather_bytes(group, g->te, g->member, bytes, all, result);
     if (result != TE_OK) {
         te__free(g->te, all);

@@ -421,14 +421,16 @@ static te_result te__shards_scatter(te__shard_set *set) {
         te__shards_drop(set);
         return TE_OK;
     }
+    for (i = 0; i < set->n; i++) written += te__param_version(set->list[i]->param) != set->list[i]->version;
+    if (!written) { /* needs no memory, so that ranks which have only read stay alike */
+        te__shards_drop(set);
+        return TE_OK;
+    }
     same = (bool *)te__alloc_zero(te, (size_t)set->n + 1);
     if (!same) return TE_ERR_OUT_OF_MEMORY;
-    for (i = 0; i < set->n; i++) {
-        same[i] = te__param_version(set->list[i]->param) == set->list[i]->version;
-        written += !same[i];
-    }
+    for (i = 0; i < set->n; i++) same[i] = te__param_version(set->list[i]->param) == set->list[i]->version;
     te__frame_begin(te);
-    result = written ? te__shards_pack(set, set->block, same) : TE_OK;
+    result = te__shards_pack(set, set->block, same);
     te__frame_end(te, NULL, 0);
     for (i = 0; i < set->n && result == TE_OK; i++)
         if (!same[i]) te__shard_stamp(set->list[i]);

@@ -215,6 +215,7 @@ typedef struct hf_layout {
     hf_kind kind;
     const char *from, *to, *gathered; /* folders; gathered: of a save after te_fsdp_unshard */
     int64_t request;                  /* which request of memory of rank 1 fails in te_hf_save; 0: none */
+    bool opens;                       /* .. or in te_hf_open */
     int *reached;
 } hf_layout;
 static bool hf_share(rank_state *s, const hf_layout *c, te_dist *dist) {
@@ -355,21 +356,25 @@ TE_TEST(shard_folders_name_one_set) {
     CHECK_EQ_INT(weights_in(c.to), 2);
 }
 
-/* A rank without memory while ranks of a layer, or of experts, gather tensors: all fail, and their groups go on. */
+/* A rank without memory while ranks of a layer, of experts or of units gather tensors: all fail, and their groups go
+ * on. */
 static void hf_layout_fail_rank(rank_state *s) {
     const hf_layout *c = (const hf_layout *)s->arg;
     te_dist dist;
     if (!hf_share(s, c, &dist)) return;
     const te_data_parallel_desc d = {.group = dist.data, .shard = c->shard};
-    te_module *m = te_hf_open(s->te, c->from, &(te_hf_desc){.dist = &dist, .units = c->shard ? &d : NULL});
-    EXPECT(s, m);
+    const te_hf_desc desc = {.dist = &dist, .units = c->shard ? &d : NULL};
+    te_module *m = c->opens ? NULL : te_hf_open(s->te, c->from, &desc);
+    EXPECT(s, m || c->opens);
     s->fail_at = s->rank == 1 ? s->requests + c->request : 0;
-    s->failed = te_hf_save(m, c->to) != TE_OK;
+    if (c->opens) m = te_hf_open(s->te, c->from, &desc);
+    s->failed = c->opens ? !m : te_hf_save(m, c->to) != TE_OK;
     if (s->rank == 1) *c->reached = s->requests >= s->fail_at;
     s->fail_at = 0;
     if (s->failed && s->rank == 0) EXPECT(s, strstr(te_error(s->te), "failed"));
     te_clear_error(s->te);
-    EXPECT(s, te_hf_save(m, c->to) == TE_OK);
+    if (!m) m = te_hf_open(s->te, c->from, &desc);
+    EXPECT(s, m && te_hf_save(m, c->to) == TE_OK);
     te_module_destroy(m);
     te_dist_finish(&dist);
 }
@@ -377,8 +382,10 @@ TE_TEST(shard_folders_of_parts_fail_together) {
     static const hf_layout cases[] = {{.tp = 2, .size = 2, .kind = HF_PHI3},
                                       {.ep = 3, .size = 3, .kind = HF_QWEN_EACH},
                                       {.tp = 2, .size = 4, .shard = TE_SHARD_PARAMETERS, .kind = HF_PHI3},
-                                      {.ep = 3, .size = 6, .shard = TE_SHARD_PARAMETERS, .kind = HF_QWEN_EACH}};
-    static const int strides[] = {3, 7, 61, 61};
+                                      {.ep = 3, .size = 6, .shard = TE_SHARD_PARAMETERS, .kind = HF_QWEN_EACH},
+                                      {.tp = 2, .size = 4, .shard = TE_SHARD_PARAMETERS, .kind = HF_PHI3, .opens = true},
+                                      {.ep = 3, .size = 6, .shard = TE_SHARD_PARAMETERS, .kind = HF_QWEN_EACH, .opens = true}};
+    static const int strides[] = {3, 7, 61, 61, 151, 251};
     for (int i = 0; i < COUNT(cases); i++) {
         char from[16];
         hf_layout c = cases[i];
@@ -389,7 +396,7 @@ TE_TEST(shard_folders_of_parts_fail_together) {
         c.from = test_path(from);
         c.reached = &reached;
         for (c.request = 1; reached; c.request += i < 2 ? test_every_odd(strides[i]) : getenv("ALL") ? 1 : strides[i] * test_every_odd(1)) {
-            test_case("tp %d, ep %d, shard %d, request %lld", c.tp, c.ep, (int)c.shard, (long long)c.request);
+            test_case("%s, tp %d, ep %d, shard %d, request %lld", c.opens ? "open" : "save", c.tp, c.ep, (int)c.shard, (long long)c.request);
             rank_state *s = run_ranks(c.size, hf_layout_fail_rank, &c);
             for (int k = 0; k < c.size; k++) CHECK(s[k].failed == s[1].failed);
             failures += s[1].failed;

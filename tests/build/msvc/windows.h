@@ -67,6 +67,7 @@ typedef DWORD(WINAPI *LPTHREAD_START_ROUTINE)(LPVOID);
 typedef BOOL(CALLBACK *PINIT_ONCE_FN)(PINIT_ONCE, PVOID, PVOID *);
 #define INVALID_HANDLE_VALUE ((HANDLE)(ULONG_PTR)-1)
 #define INVALID_FILE_ATTRIBUTES ((DWORD)-1)
+#define FILE_BEGIN 0
 enum {
     FILE_ATTRIBUTE_DIRECTORY = 0x10, FILE_ATTRIBUTE_NORMAL = 0x80, FILE_ATTRIBUTE_REPARSE_POINT = 0x400, FILE_FLAG_BACKUP_SEMANTICS = 0x02000000,
     FILE_SHARE_READ = 1, FILE_SHARE_WRITE = 2, FILE_SHARE_DELETE = 4, CREATE_NEW = 1, CREATE_ALWAYS = 2, OPEN_EXISTING = 3, OPEN_ALWAYS = 4,
@@ -82,6 +83,7 @@ void WINAPI InitializeSRWLock(SRWLOCK *), AcquireSRWLockExclusive(SRWLOCK *), Re
     WakeConditionVariable(CONDITION_VARIABLE *), WakeAllConditionVariable(CONDITION_VARIABLE *), GetSystemInfo(SYSTEM_INFO *), Sleep(DWORD), SetLastError(DWORD);
 BOOL WINAPI SleepConditionVariableSRW(CONDITION_VARIABLE *, SRWLOCK *, DWORD, DWORD), InitOnceExecuteOnce(PINIT_ONCE, PINIT_ONCE_FN, PVOID, LPVOID *),
     QueryPerformanceCounter(LARGE_INTEGER *), QueryPerformanceFrequency(LARGE_INTEGER *), CloseHandle(HANDLE), FreeLibrary(HMODULE),
+    SetFilePointerEx(HANDLE, LARGE_INTEGER, LARGE_INTEGER *, DWORD),
     GetFileSizeEx(HANDLE, LARGE_INTEGER *), ReadFile(HANDLE, LPVOID, DWORD, LPDWORD, OVERLAPPED *), WriteFile(HANDLE, const void *, DWORD, LPDWORD, OVERLAPPED *),
     FlushFileBuffers(HANDLE), MoveFileExW(const wchar_t *, const wchar_t *, DWORD), DeleteFileW(const wchar_t *), CreateDirectoryW(const wchar_t *, void *),
     FindNextFileW(HANDLE, WIN32_FIND_DATAW *), FindClose(HANDLE), LockFileEx(HANDLE, DWORD, DWORD, DWORD, DWORD, OVERLAPPED *), GetComputerNameA(char *, LPDWORD);

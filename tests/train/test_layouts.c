@@ -283,7 +283,7 @@ TE_TEST(checkpoints_of_a_rank_that_fails) {
             for (int i = 0; i < 4; i++) CHECK(s[1].failed || !s[i].failed);
             failures += s[1].failed;
         }
-        CHECK_MSG(failures > 5, "%d failures", failures);
+        CHECK_MSG(failures > (test_samples() ? 1 : 5), "%d failures", failures);
     }
 }
 

@@ -385,7 +385,7 @@ TE_TEST(shard_folders_of_parts_fail_together) {
                                       {.ep = 3, .size = 6, .shard = TE_SHARD_PARAMETERS, .kind = HF_QWEN_EACH},
                                       {.tp = 2, .size = 4, .shard = TE_SHARD_PARAMETERS, .kind = HF_PHI3, .opens = true},
                                       {.ep = 3, .size = 6, .shard = TE_SHARD_PARAMETERS, .kind = HF_QWEN_EACH, .opens = true}};
-    static const int strides[] = {3, 7, 61, 61, 151, 251};
+    static const int strides[] = {3, 7, 151, 121, 401, 601};
     for (int i = 0; i < COUNT(cases); i++) {
         char from[16];
         hf_layout c = cases[i];
@@ -395,13 +395,13 @@ TE_TEST(shard_folders_of_parts_fail_together) {
         c.to = test_path("to");
         c.from = test_path(from);
         c.reached = &reached;
-        for (c.request = 1; reached; c.request += i < 2 ? test_every_odd(strides[i]) : strides[i] * test_every_odd(1)) {
+        for (c.request = 1; reached; c.request += strides[i] * test_every_odd(1)) {
             test_case("%s, tp %d, ep %d, shard %d, request %lld", c.opens ? "open" : "save", c.tp, c.ep, (int)c.shard, (long long)c.request);
             rank_state *s = run_ranks(c.size, hf_layout_fail_rank, &c);
             for (int k = 0; k < c.size; k++) CHECK(s[k].failed == s[1].failed);
             failures += s[1].failed;
         }
-        CHECK_MSG(failures > (i < 2 && !test_samples() ? 5 : 0), "%d failures", failures);
+        CHECK_MSG(failures > (i < 2 && !test_samples() ? 3 : 0), "%d failures", failures);
     }
 }
 

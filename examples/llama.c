@@ -100,7 +100,6 @@ static void read_options(int argc, char **argv) {
     if (!opt.train && (opt.sequences || layout.cp > 1 || layout.shard)) die("%s is of --train, not of --ids", opt.sequences ? "--sequences" : layout.shard ? "--shard" : "--cp");
     if (!opt.train && (layout.sequence || layout.ub)) die("%s is of --train, not of --ids", layout.sequence ? "--sequence-parallel" : "--ub");
     if (opt.grads && (layout.tp > 1 || layout.ep > 1)) die("--grads with %s: each rank has parts of its own; run it on one rank", layout.tp > 1 ? "--tp" : "--ep");
-    if (opt.train && opt.quantized_weights && layout.tp > 1) die("--quantized-weights with --tp: the parts cannot be put together in a file; leave one of them out");
     if (opt.generate && (opt.logits || opt.grads)) die("%s is of a loss, and --generate computes none", opt.logits ? "--logits" : "--grads");
     if ((opt.no_cache || opt.batch != 1) && !opt.generate) die("%s is of --generate", opt.no_cache ? "--no-cache" : "--batch");
     if (opt.batch < 1) die("--batch %d: at least one sequence is continued at a time", opt.batch);

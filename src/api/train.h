@@ -198,14 +198,18 @@ typedef struct te_metadata {
  * The files hold successive elements of whole tensors. Ranks that have columns of a matrix (row-parallel) exchange its
  * rows, one tensor at a time, so that each has some rows of all columns. So beside the model and the optimizer a rank
  * needs twice the memory of what it has of one such tensor, and it sends what it has of each once.
+ * Tensor-parallel parts that are stored quantized are written as values in the parameter's own format, since the scales
+ * of their codes are one rank's: opening quantizes them again, which gives other codes at the most where a scale is no
+ * power of two. Their f32 masters are exact.
  * TE_ERR_INVALID if ranks give different names of files. TE_ERR_UNSUPPORTED if units of other modules than experts have
- * several groups; for tensor-parallel parts that are stored quantized, whose scales no other layout can read; and for
- * states in f16 or e4m3 of such parts. */
+ * several groups, and for states in f16 or e4m3 of tensor-parallel parts. */
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt,
                                const te_metadata *metadata, int num_metadata);
 /* Reads a file of te_model_save into `m` and `opt` (each may be NULL). Syncs. Entries that only the file has give a
  * warning. Entries that only the model has are errors. A plain weight in the file is quantized if the model stores it
- * quantized. An error changes nothing, except TE_ERR_IO (a read failed) and an error of a custom quantizer.
+ * quantized; codes in the file are decoded, and quantized again, if it stores a tensor-parallel part of them. Values
+ * that are quantized so are in memory together until all are read. An error changes nothing, except TE_ERR_IO (a read
+ * failed) and an error of a custom quantizer.
  * A file, or a set of files that ranks have written, opens in any layout: on one rank, or on any number of ranks that
  * share the model in any ways; each rank reads what it keeps, and of matrices of which it has columns whole rows, one
  * tensor at a time: tp times what it keeps of the largest one is needed beside the model, and nothing is exchanged.

@@ -146,6 +146,45 @@ static te_result te__ckpt_has(te__ckpt_files *files, const char *name) {
     return TE_ERR_FORMAT;
 }
 
+/* Writes the name of a tensor of the row-wise copy of a quantized weight. `part`: index in te__ckpt_parts. */
+static void te__ckpt_part_name(char *name, size_t size, const char *weight, int part) {
+    snprintf(name, size, "%s.row.%s", weight, te__ckpt_parts[part]);
+}
+/* Returns whether an entry of a checkpoint is the value of `weight`, or belongs to its codes. */
+static bool te__ckpt_is_of_value(const char *entry, const char *weight) {
+    const size_t n = strlen(weight);
+    return strncmp(entry, weight, n) == 0 &&
+           (!entry[n] || te__starts_with(entry + n, ".row.") || te__starts_with(entry + n, ".col."));
+}
+/* Returns a new tensor with the value of this rank's part of a weight whose codes, of the whole weight, the checkpoint
+ * has. x is the part. */
+static te_tensor *te__ckpt_read_codes(te__ckpt_files *files, const char *weight, const te_tensor *x,
+                                      const te__split *split) {
+    te_tensor *whole, *value, *own, *part[3];
+    te__ckpt_slice all;
+    te_result result = TE_OK;
+    char name[704];
+    int k;
+    te__ckpt_set_part(&all, x->ndim, x->shape, split);
+    if (!x->quantized->quantizer) /* a tensor of a spec alone is no parameter */
+        return te__no_tensor(files->te, TE_ERR_UNSUPPORTED, "te_model_load: " TE__ST_NAME " has no quantizer", weight);
+    whole = te_quantizer_make_empty(x->quantized->quantizer, x->dtype, x->ndim, all.shape);
+    if (!whole) return NULL;
+    part[0] = whole->quantized->row.data;
+    part[1] = whole->quantized->row.scale;
+    part[2] = whole->quantized->row.amax;
+    for (k = 0; k < 3 && result == TE_OK; k++) {
+        if (!part[k]) continue;
+        te__ckpt_part_name(name, sizeof(name), weight, k);
+        result = te__ckpt_has(files, name);
+        if (result == TE_OK) result = te__ckpt_fits(files, name, part[k]->dtype, part[k]->ndim, part[k]->shape);
+        if (result == TE_OK) result = te__ckpt_read_range(files, name, 0, part[k]);
+    }
+    value = result == TE_OK ? te_dequantize(whole, TE_DTYPE_NONE) : NULL;
+    own = value ? te_tensor_empty(files->te, x->dtype, x->ndim, x->shape) : NULL;
+    return own ? te__checked(own, te__split_take(own, value, split)) : NULL;
+}
+
 /* Checks every name, shape, format and number, before anything is changed. */
 static te_result te__ckpt_check(te__ckpt_plan *p, te__ckpt_files *files, te_module *m, te_optimizer *opt) {
     te_safetensors *f = files->file[0];
@@ -176,15 +215,24 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te__ckpt_files *files, te_modu
     }
     for (i = 0; i < p->have.values.n; i++) { /* formats are converted; shapes must match */
         const te_safetensors_entry *e = te__ckpt_find(files, p->have.values.items[i].name);
+        if (!e) { /* a part, of which the file may have codes */
+            char codes[704];
+            te__ckpt_part_name(codes, sizeof(codes), p->have.values.items[i].name, 0);
+            if (te__ckpt_has(files, codes) != TE_OK) return TE_ERR_FORMAT;
+            continue;
+        }
         const te_tensor *x = p->have.values.items[i].tensor;
+        te__ckpt_slice whole;
         char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+        te__ckpt_set_part(&whole, x->ndim, x->shape, te__ckpt_split(x));
         if (te__is_float(e->dtype) && e->ndim == x->ndim &&
-            memcmp(e->shape, x->shape, (size_t)x->ndim * sizeof(int64_t)) == 0)
+            memcmp(e->shape, whole.shape, (size_t)x->ndim * sizeof(int64_t)) == 0)
             continue;
         te__st_fail(f, TE_ERR_SHAPE,
                     "tensor " TE__ST_NAME
                     " is %s %s; the model's is %s, stored quantized: f32, f16 or bf16 of that size is needed",
-                    e->name, te_dtype_name(e->dtype), te__dims_text(e->ndim, e->shape, a), te__shape_text(x, b));
+                    e->name, te_dtype_name(e->dtype), te__dims_text(e->ndim, e->shape, a),
+                    te__dims_text(x->ndim, whole.shape, b));
         return TE_ERR_SHAPE;
     }
     for (i = 0; i < files->num_entries; i++) {
@@ -197,8 +245,7 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te__ckpt_files *files, te_modu
         key.tensor = NULL;
         slice.name = (char *)(uintptr_t)e->name;
         if (state ? !opt : !m) continue; /* the caller did not ask for this part */
-        for (k = 0; k < p->have.values.n && strcmp(p->have.values.items[k].name, e->name) != 0; k++) {
-        }
+        for (k = 0; k < p->have.values.n && !te__ckpt_is_of_value(e->name, p->have.values.items[k].name); k++) {}
         if (k < p->have.values.n) continue;
         if (p->have.items.n &&
             bsearch(&key, p->have.items.items, (size_t)p->have.items.n, sizeof(key), te__ckpt_by_name))
@@ -289,7 +336,13 @@ static te_result te__ckpt_read(te__ckpt_plan *p) {
     if (!p->value) return TE_ERR_OUT_OF_MEMORY;
     for (i = 0; i < p->have.values.n; i++) {
         const te_safetensors_item *x = &p->have.values.items[i];
-        p->value[i] = te_tensor_cast(te__ckpt_read_new(files, x->name), x->tensor->dtype);
+        const te__split *split = te__ckpt_split(x->tensor);
+        const bool part = split && split->dim >= 0;
+        te__frame_begin(te);
+        p->value[i] = part && !te__ckpt_find(files, x->name) ? te__ckpt_read_codes(files, x->name, x->tensor, split)
+                      : part ? te__ckpt_read_part(files, x->name, x->tensor, split)
+                             : te__ckpt_read_new(files, x->name);
+        p->value[i] = te__frame_return(te, te_tensor_cast(p->value[i], x->tensor->dtype));
         if (!p->value[i]) return te_error_code(te);
     }
     for (i = 0; i < p->num_fresh; i++) {

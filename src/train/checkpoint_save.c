@@ -60,10 +60,8 @@ static void te__ckpt_whole_name(const char *name, const te__split *split, char *
  * `shard`: the slice of it that this rank has; NULL: all. */
 static te__ckpt_slice *te__ckpt_add_slice(te__ckpt *c, const char *name, te_tensor *tensor, te_dtype dtype, int ndim,
                                           const int64_t *shape, const te__split *split, const te__shard *shard) {
-    const int dim = split && split->dim > 0 ? split->dim : 0;
     te__ckpt_slice *x;
     char whole[704];
-    int i;
     if (!tensor || !te__grow(c->te, (void **)&c->slices, &c->cap_slices, c->num_slices, sizeof(te__ckpt_slice)))
         return NULL;
     te__ckpt_whole_name(name, split, whole, sizeof(whole));
@@ -73,15 +71,12 @@ static te__ckpt_slice *te__ckpt_add_slice(te__ckpt *c, const char *name, te_tens
     x->tensor = tensor;
     x->dtype = dtype;
     x->unit = te__dtype_size(dtype);
-    x->ndim = ndim;
-    memcpy(x->shape, shape, (size_t)ndim * sizeof(int64_t));
-    x->split = split;
-    x->outer = x->own = x->inner = 1;
-    for (i = 0; i < ndim; i++) *(i < dim ? &x->outer : i == dim ? &x->own : &x->inner) *= shape[i];
-    x->length = shard ? shard->length : x->outer * x->own * x->inner;
-    x->start = shard ? shard->start : 0;
-    x->shard_group = te__shard_group(shard);
-    if (split && (split->dim >= 0 || split->own == TE__OWN_STACKED)) x->shape[dim] *= split->size;
+    te__ckpt_set_part(x, ndim, shape, split);
+    if (shard) {
+        x->length = shard->length;
+        x->start = shard->start;
+        x->shard_group = te__shard_group(shard);
+    }
     if (!x->name) return NULL;
     c->num_slices++;
     return x;
@@ -191,6 +186,15 @@ static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) 
     }
     return true;
 }
+/* Adds the value of a part that is stored quantized: the scales of its codes are this rank's, and no other layout could
+ * read them. A file may have codes of the whole parameter. */
+static bool te__ckpt_add_decoded(te__ckpt *c, const char *path, te_tensor *x, const te__split *split) {
+    te__ckpt_slice *slice;
+    if (c->file) return te__st_list_put(&c->values, path, x);
+    slice = te__ckpt_add_slice(c, path, x, x->dtype, x->ndim, x->shape, split, x->shard);
+    if (slice) slice->stored = x;
+    return slice != NULL;
+}
 /* Returns how ranks divide the experts of a module: its buffers are then those of one rank, too. */
 static const te__split *te__ckpt_split_of_buffers(const te_module *m) {
     int i;
@@ -208,12 +212,7 @@ static bool te__ckpt_add_entry(void *user, te_module *m, const char *path, te_te
     if (kind == TE_ENTRY_BUFFER && te__module_is_transient(m, tensor)) return true;
     if (kind == TE_ENTRY_BUFFER) split = te__ckpt_split_of_buffers(m);
     if (s && !te__ckpt_meet(c, s)) return false;
-    if (split && split->dim >= 0 && tensor->quantized)
-        return te__not_ok(c->te, TE_ERR_UNSUPPORTED,
-                          "%s: parameter %s is divided over %d ranks of a tensor-parallel group, and it is stored "
-                          "quantized; each rank has scales of its own, which no other layout can read: store it plain "
-                          "(no te_quantized_model_init_begin)",
-                          c->file ? "te_model_load" : "te_model_save", path, split->size);
+    if (split && split->dim >= 0 && tensor->quantized) return te__ckpt_add_decoded(c, path, tensor, split);
     if (tensor->quantized) return te__ckpt_add_quantized(c, path, tensor);
     if (tensor->moves && te__numel(tensor) == 0) return true;
     if (!te__ckpt_slices(c, tensor)) return te__ckpt_put(c, path, tensor, split);
@@ -393,13 +392,14 @@ typedef struct te__ckpt_out {
     const te_tensor *item;
     const te__ckpt_slice *slice;
     int64_t at, n; /* of the run, in elements of the slice */
-    bool rows;
+    bool rows, decodes; /* decodes: no tensor, but decodes the value of which the next ones are runs */
 } te__ckpt_out;
 typedef struct te__ckpt_writer {
     te__ckpt *c;
     te__ckpt_out *out;
     int n, cap;
     te__st_part *parts; /* those that have bytes, for the header */
+    te_tensor *decoded; /* this rank's elements of the value that was decoded last */
     te__text header, path, why;
     void *staging;
 } te__ckpt_writer;
@@ -468,10 +468,16 @@ static te_result te__ckpt_list_out(te__ckpt_writer *w, const te__ckpt_groups *g)
             const te__ckpt_slice *x = &c->slices[i];
             te_safetensors_item item;
             item.name = x->name;
-            item.tensor = x->tensor;
+            item.tensor = x->stored ? NULL : x->tensor;
             if (te_dtype_bits(x->dtype) != bits) continue;
             if (!te__ckpt_writes(g, x->shard_group, te__ckpt_split_group(x))) continue;
-            if (x->length && te__st_item_ok(c->te, "te_model_save", &item) != TE_OK) return te_error_code(c->te);
+            if (x->stored) { /* ranks with slices gather it, whether they write some of it or not */
+                out = te__ckpt_add_out(w);
+                if (!out) return te_error_code(c->te);
+                out->slice = x;
+                out->decodes = true;
+            } else if (x->length && te__st_item_ok(c->te, "te_model_save", &item) != TE_OK)
+                return te_error_code(c->te);
             if (!te__ckpt_out_slice(w, x)) return te_error_code(c->te);
         }
     }
@@ -495,6 +501,16 @@ static te_result te__ckpt_prepare(te__ckpt_writer *w, const te__ckpt_groups *g, 
     return result == TE_OK ? te__st_make_header(te, "te_model_save", &w->header, w->parts, n, meta->list, meta->n)
                            : result;
 }
+/* Decodes a parameter that is stored quantized. Returns this rank's elements, which the caller releases. */
+static te_tensor *te__ckpt_decode(const te__ckpt_slice *x) {
+    te__shard *s = x->stored->shard;
+    te__shard_set *set = s ? s->set : NULL;
+    const bool gathers = set && !te__shards_are_whole(set);
+    te_tensor *value = !gathers || te__shards_gather(set) == TE_OK ? te_dequantize(x->stored, TE_DTYPE_NONE) : NULL;
+    if (gathers && set->whole && te__shards_scatter(set) != TE_OK) value = NULL;
+    if (value && s && x->length) value = te__shard_of_whole(s, value);
+    return te_tensor_retain(value);
+}
 /* Writes the tensors of the file, up to its commit. Memory holds one tensor more than the model and the optimizer. */
 static te_result te__ckpt_stream(te__ckpt_writer *w, te__file_out *file) {
     te_ctx *te = w->c->te;
@@ -504,10 +520,14 @@ static te_result te__ckpt_stream(te__ckpt_writer *w, te__file_out *file) {
         const te__ckpt_out *out = &w->out[i];
         const te_tensor *x = out->item;
         te__frame_begin(te);
-        if (out->rows) x = te__ckpt_exchange_rows(out->slice, te, TE_OK);
-        else if (out->slice) {
-            x = te_tensor_contiguous(out->slice->tensor);
-            if (x) x = te__ckpt_bytes_of(x, out->slice, out->at, out->n);
+        if (out->decodes) {
+            te_tensor_release(w->decoded);
+            w->decoded = te__ckpt_decode(out->slice);
+            x = w->decoded;
+        } else if (out->slice) {
+            te_tensor *own = out->slice->stored ? w->decoded : out->slice->tensor;
+            if (out->rows) x = te__ckpt_exchange_rows(out->slice, te, own);
+            else x = (own = te_tensor_contiguous(own)) ? te__ckpt_bytes_of(own, out->slice, out->at, out->n) : NULL;
         }
         if (!x) result = te_error_code(te);
         else if (out->item || out->part.bytes) result = te__st_store(te, file, x, w->staging);
@@ -519,6 +539,7 @@ static te_result te__ckpt_stream(te__ckpt_writer *w, te__file_out *file) {
 static void te__ckpt_writer_close(te__ckpt_writer *w) {
     te_ctx *te = w->c->te;
     int i;
+    te_tensor_release(w->decoded);
     for (i = 0; i < w->n; i++)
         if (w->out[i].slice) te__free(te, (char *)(uintptr_t)w->out[i].part.name);
     te__free(te, w->out);

@@ -24,10 +24,24 @@ typedef struct te__ckpt_slice {
     int64_t outer, own, inner; /* the part: the sizes before, in and behind the dimension that is divided */
     te_group *shard_group; /* the ranks that have slices; NULL: this one alone */
     te__shard *value;  /* the parameter whose value this is, or NULL: a state */
+    te_tensor *stored; /* saving: the parameter, stored quantized, whose decoded value this is; or NULL */
     bool codes;        /* `tensor` is a copy of rows of codes of `value`, number `part` */
     int part;
 } te__ckpt_slice;
 
+/* Describes the part that a rank has of a tensor: `shape`, and how ranks divide the whole. */
+static void te__ckpt_set_part(te__ckpt_slice *x, int ndim, const int64_t *shape, const te__split *split) {
+    const int dim = split && split->dim > 0 ? split->dim : 0;
+    int i;
+    x->ndim = ndim;
+    memcpy(x->shape, shape, (size_t)ndim * sizeof(int64_t));
+    x->split = split;
+    x->outer = x->own = x->inner = 1;
+    for (i = 0; i < ndim; i++) *(i < dim ? &x->outer : i == dim ? &x->own : &x->inner) *= shape[i];
+    x->start = 0;
+    x->length = x->outer * x->own * x->inner;
+    if (split && (split->dim >= 0 || split->own == TE__OWN_STACKED)) x->shape[dim] *= split->size;
+}
 static te_group *te__ckpt_split_group(const te__ckpt_slice *x) { return x->split ? x->split->group : NULL; }
 /* Returns whether ranks have columns of the tensor. */
 static bool te__ckpt_has_columns(const te__ckpt_slice *x) { return x->split && x->split->dim > 0; }
@@ -93,20 +107,21 @@ static void te__ckpt_share_of_rows(const te__ckpt_slice *x, const te__ckpt_rows 
     *n = te__min(chunk, r->rows - *first);
 }
 /* Exchanges the rows of a slice of columns among the ranks that divide them, which must all call it. Returns the bytes
- * [rows, bytes of a row] of all columns of this rank's share. `result`: an error of this rank from before. */
-static te_tensor *te__ckpt_exchange_rows(const te__ckpt_slice *x, te_ctx *te, te_result result) {
+ * [rows, bytes of a row] of all columns of this rank's share. `own_rows`: the slice's elements; NULL after an error. */
+static te_tensor *te__ckpt_exchange_rows(const te__ckpt_slice *x, te_ctx *te, te_tensor *own_rows) {
     const te__ckpt_rows r = te__ckpt_rows_of(x);
     const int size = x->split->size;
     const int64_t width = r.width * x->unit;
     int64_t *counts = (int64_t *)te__alloc(te, 2 * (size_t)size * sizeof(int64_t)), first, own, shape[2];
     te_tensor *from, *got = NULL, *rows = NULL, *a, *b;
+    te_result result = TE_OK;
     int k;
     te__ckpt_share_of_rows(x, &r, te__group_rank(x->split->group), &first, &own);
     for (k = 0; k < size && counts; k++) {
         te__ckpt_share_of_rows(x, &r, k, &first, &counts[k]);
         counts[size + k] = own;
     }
-    from = te_tensor_contiguous(x->tensor);
+    from = te_tensor_contiguous(own_rows);
     if (from) from = te__alias_2d(from, r.head * x->unit, TE_U8, r.rows, width);
     shape[0] = own * size;
     shape[1] = width;
@@ -114,7 +129,7 @@ static te_tensor *te__ckpt_exchange_rows(const te__ckpt_slice *x, te_ctx *te, te
     shape[0] = own;
     shape[1] = width * size;
     rows = te_tensor_empty(te, TE_U8, 2, shape);
-    if (result == TE_OK && (!counts || !from || !got || !rows)) result = te_error_code(te);
+    if (!counts || !from || !got || !rows) result = te_error_code(te);
     result = result == TE_OK ? te__lines_exchanged(x->split->group, from, counts, got, counts + size)
                              : te__refuse(x->split->group, TE__ALL_TO_ALL, result);
     te__free(te, counts);
@@ -176,4 +191,20 @@ static te_result te__ckpt_read_slice(const te__ckpt_files *files, const te__ckpt
     if (result == TE_OK && to != x->tensor) result = te_tensor_copy(x->tensor, to);
     te__frame_end(files->te, NULL, 0);
     return result;
+}
+/* Returns a new tensor with this rank's part, of the shape of `like`, of a tensor of the checkpoint. */
+static te_tensor *te__ckpt_read_part(const te__ckpt_files *files, const char *name, const te_tensor *like,
+                                     const te__split *split) {
+    te__ckpt_slice x = TE_ZERO;
+    te_tensor *scratch;
+    int64_t bytes;
+    x.name = (char *)(uintptr_t)name;
+    x.dtype = te__ckpt_find(files, name)->dtype;
+    x.unit = te__dtype_size(x.dtype);
+    te__ckpt_set_part(&x, like->ndim, like->shape, split);
+    x.tensor = te_tensor_empty(files->te, x.dtype, like->ndim, like->shape);
+    bytes = te__ckpt_scratch_bytes(&x);
+    scratch = bytes > 0 ? te__empty_1d(files->te, TE_U8, bytes) : NULL;
+    if (!x.tensor || (bytes > 0 && !scratch)) return NULL;
+    return te__checked(x.tensor, te__ckpt_read_slice(files, &x, scratch));
 }

@@ -218,7 +218,7 @@ static te_tensor *te__opt_decoded(te_tensor *x) {
     te__shard_set *set = x->shard ? x->shard->set : NULL;
     const bool gathers = set && !te__shards_are_whole(set);
     te_tensor *whole = !gathers || te__shards_gather(set) == TE_OK ? te__quant_value(x, TE_F32) : NULL;
-    if (gathers && whole) te__shards_drop(set);
+    if (gathers && set->whole) te__shards_drop(set); /* after an error too, so that all ranks gather it again */
     return whole && x->shard ? te__shard_of_whole(x->shard, whole) : whole;
 }
 /* Copies the value of a parameter to its master. Called when the optimizer is made, and after other code has written

@@ -14,7 +14,7 @@ typedef enum layout_experts { EXPERTS_NONE, EXPERTS_EACH, EXPERTS_STACKED, EXPER
 typedef struct layout_model {
     layout_experts experts;
     te_dtype dtype;
-    bool remainders, sgd, stored; /* stored: experts are stored quantized */
+    bool remainders, sgd, stored; /* stored: experts, or else all projections, are stored quantized */
 } layout_model;
 typedef struct layout_case {
     layout_model m;
@@ -30,7 +30,8 @@ static te_module *layer_of(te_module *m, int i) {
 }
 /* A language model whose experts have names of their own; or blocks of experts in one tensor, or numbered. */
 static te_module *layout_make(te_ctx *te, const layout_model *c, const te_dist *dist) {
-    const te_recipe recipe = te_recipe_current_scaling();
+    const te_recipe recipe = c->experts ? te_recipe_current_scaling() : te_recipe_mxfp8();
+    const int width = c->experts ? 1 : 2; /* MXFP8 has blocks of 32 */
     te_module *m;
     te_seed(te, 21);
     if (c->experts > EXPERTS_EACH) {
@@ -40,8 +41,8 @@ static te_module *layout_make(te_ctx *te, const layout_model *c, const te_dist *
     }
     if (c->stored) te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &recipe});
     m = te_causal_lm_create(te, &(te_causal_lm_desc){.vocab_size = LAYOUT_VOCABULARY,
-                                                     .hidden_size = 32,
-                                                     .intermediate_size = 40,
+                                                     .hidden_size = 32 * width,
+                                                     .intermediate_size = width == 1 ? 40 : 192,
                                                      .num_hidden_layers = 2,
                                                      .num_attention_heads = 4,
                                                      .num_key_value_heads = 2,
@@ -134,11 +135,13 @@ static char *bytes_of(const char *path, size_t *n) {
 /* The file of one rank goes through each layout in turn. After each of them one rank opens the set, and saves it again:
  * the first file, byte for byte. */
 static void go_round(const layout_model *m, const layout *layouts, int n) {
+    layout_model one_rank = *m;
     char first[512], set[512], again[512];
     size_t size, other;
     snprintf(first, sizeof first, "%s", test_path("first.safetensors"));
     snprintf(again, sizeof again, "%s", test_path("again.safetensors"));
-    layout_case c = {.m = *m, .to = first};
+    if (!m->experts) one_rank.stored = false;
+    layout_case c = {.m = one_rank, .to = first};
     const rank_state *one = run_ranks(0, layout_rank, &c);
     const char *want = bytes_of(first, &size);
     char from[512];
@@ -148,10 +151,15 @@ static void go_round(const layout_model *m, const layout *layouts, int n) {
                   m->sgd ? ", sgd" : "", m->stored ? ", stored" : "", i, layouts[i].size, layouts[i].tp, layouts[i].ep, (int)layouts[i].shard);
         snprintf(set, sizeof set, "%s.%d", test_path("set.safetensors"), i);
         const layout_case to = {.m = *m, .l = layouts[i], .from = from, .to = set, .logits = one->num_left ? (const float *)one->left[0] : NULL},
-                          back = {.m = *m, .from = set, .to = again, .logits = to.logits};
+                          back = {.m = one_rank, .from = set, .to = again, .logits = to.logits};
         run_ranks(layouts[i].size, layout_rank, &to);
         run_ranks(0, layout_rank, &back);
         const char *got = bytes_of(again, &other);
+        CHECK(other == size);
+        if (i == 0 && m->stored && !m->experts) {
+            CHECK(memcmp(got, want, size) != 0); /* the values of codes */
+            want = got;
+        }
         CHECK(other == size && memcmp(got, want, size) == 0);
         snprintf(from, sizeof from, "%s", set);
     }
@@ -179,6 +187,53 @@ TE_TEST(checkpoints_of_experts_stored_quantized) {
     static const layout layouts[] = {{2, 1, 2, TE_SHARD_NONE}, {4, 1, 2, TE_SHARD_PARAMETERS}, {2, 1, 1, TE_SHARD_PARAMETERS}};
     static const layout_model model = {.experts = EXPERTS_EACH, .dtype = TE_BF16, .stored = true};
     go_round(&model, layouts, COUNT(layouts));
+}
+
+/* Parts that are stored quantized are saved as values: MXFP8's factors are powers of two, so these give the same codes.
+ * One rank that is not stored quantized opens them too. */
+TE_TEST(checkpoints_of_parts_stored_quantized) {
+    static const layout layouts[] = {{2, 2, 1, TE_SHARD_NONE}, {4, 2, 1, TE_SHARD_PARAMETERS}, {6, 2, 1, TE_SHARD_OPTIMIZER}, {2, 2, 1, TE_SHARD_PARAMETERS}};
+    static const layout_model model = {.experts = EXPERTS_NONE, .dtype = TE_BF16, .stored = true}, plain = {.experts = EXPERTS_NONE, .dtype = TE_BF16};
+    char path[6][512];
+    size_t size, other;
+    go_round(&model, layouts, COUNT(layouts));
+    /* the codes of one rank open in parts, whose values give the codes of the whole again */
+    static const struct {
+        int layout; /* -1: one rank */
+        bool stored;
+    } turns[] = {{-1, false}, {-1, true}, {1, true}, {-1, true}, {0, true}, {-1, false}};
+    for (int i = 0; i < COUNT(turns); i++) {
+        test_case("turn %d", i);
+        snprintf(path[i], sizeof path[i], "%s.%d", test_path("turn.safetensors"), i);
+        const layout_case c = {.m = turns[i].stored ? model : plain, .l = turns[i].layout < 0 ? (layout){0} : layouts[turns[i].layout], .from = i ? path[i - 1] : NULL, .to = path[i]};
+        run_ranks(c.l.size, layout_rank, &c);
+    }
+    const layout_case decoded = {.m = plain, .from = path[2], .to = path[0]};
+    const char *got = bytes_of(path[5], &size);
+    run_ranks(0, layout_rank, &decoded);
+    const char *want = bytes_of(path[0], &other);
+    CHECK(size == other && memcmp(got, want, size) == 0);
+}
+/* Neither a value nor codes. */
+static void no_value_rank(rank_state *s) {
+    const layout_model stored = {.experts = EXPERTS_NONE, .dtype = TE_BF16, .stored = true};
+    te_dist dist;
+    EXPECT(s, te_dist_init(s->te, &(te_dist_desc){.tp = 2, .world = s->group}, &dist) == TE_OK);
+    te_module *m = layout_make(s->te, &stored, &dist);
+    EXPECT(s, te_model_load(s->te, (const char *)s->arg, m, NULL) == TE_ERR_FORMAT);
+    EXPECT(s, strstr(te_error(s->te), "there is no tensor") || strstr(te_error(s->te), "failed"));
+    te_clear_error(s->te);
+    te_module_destroy(m);
+    te_dist_finish(&dist);
+}
+TE_TEST(checkpoints_without_a_part_stored_quantized) {
+    te_ctx *te = test_context("cpu");
+    char path[512];
+    snprintf(path, sizeof path, "%s", test_path("none.safetensors"));
+    te_scope_begin(te);
+    CHECK_EQ_INT(te_safetensors_write(te, path, &(te_safetensors_item){"x", te_tensor_zeros(te, TE_F32, SHAPE(1))}, 1, NULL, 0), TE_OK);
+    te_scope_end(te);
+    run_ranks(2, no_value_rank, path);
 }
 
 /* A save and a load need one tensor beside the model, however many there are. */

@@ -68,8 +68,8 @@ struct te_module {
     unsigned met;          /* one bit for each GEMM; set after the ranks have checked that they agree on shapes, dtypes
                             * and recipe */
     struct te__graphed *graphed; /* see modules/graphed.c; or NULL */
-    te_recipe_kind ran; /* the recipe of the region in which the module's products have run first, where ranks have
-                         * units */
+    te_recipe_kind ran; /* the recipe of the region in which the module's products have first run with a backward
+                         * pass, where ranks have units */
     uint64_t ran_sum;   /* its te__recipe_sum; of none 1, and 0 before that */
     te_recipe *recipe;  /* set by te_module_set_recipe; NULL: the autocast region has the recipe */
     bool recipe_off;

@@ -96,11 +96,16 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
     return result == TE_OK ? te__snapshot_call(m->te, s, call) : result;
 }
 
-/* Notes in m under which recipe its products run first: ranks that exchange their gradients compare it. */
+/* Returns true if the current operations will have a backward pass. In the first run of a checkpointed function this is
+ * true if the second run will record them. */
+static bool te__grad_will_be(const te_ctx *te) { return te->tape.no_grad == te->tape.hidden_no_grad; }
+
+/* Notes in m under which recipe its products first run with a backward pass: ranks that exchange their gradients compare
+ * it. A rank may evaluate the model under another recipe, by itself. */
 static void te__note_recipe(te_module *m) {
     const te__autocast *now = te__autocast_now(m->te);
     const bool quantizes = now && now->enabled;
-    if (m->ran_sum || !m->te->tape.watched) return;
+    if (m->ran_sum || !m->te->tape.watched || !te__grad_will_be(m->te)) return;
     m->ran = quantizes ? now->recipe.kind : TE_RECIPE_NONE;
     m->ran_sum = quantizes ? te__recipe_sum(&now->recipe) : 1;
 }
@@ -188,10 +193,6 @@ static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, c
     q = te__quantize_as(y, c->weight->dtype, spec);
     return te__frame_return(y->te, q ? te__record_codes(y, q) : NULL);
 }
-
-/* Returns true if the current operations will have a backward pass. In the first run of a checkpointed function this is
- * true if the second run will record them. */
-static bool te__grad_will_be(const te_ctx *te) { return te->tape.no_grad == te->tape.hidden_no_grad; }
 
 /* Runs a GEMM. Adds the bias, unless `returned` is true. In row-parallel mode the bias is added after the sum over the
  * ranks. */

@@ -129,7 +129,7 @@ TE_TEST(compare_units_of_ranks) { run_ranks(2, different_units, NULL); }
 static void different_recipes(rank_state *s) {
     te_ctx *te = s->te;
     for (int i = 0; i < 12; i++) {
-        const int what = i % 4; /* rank 1 has: another kind, none, another option, nothing else */
+        const int what = i % 4; /* rank 1 has: another kind, none, another option, nothing else but an evaluation before */
         const te_shard shard = (te_shard)(i / 4 == 2 ? TE_SHARD_PARAMETERS : i / 4);
         const bool differs = s->rank == 1;
         te_recipe recipe = what == 0 && differs ? te_recipe_mxfp8() : te_recipe_current_scaling();
@@ -138,6 +138,11 @@ static void different_recipes(rank_state *s) {
         for (int k = 0; k < 2; k++) {
             te_module *fc = te_module_add_child(m, k ? "b" : "a", te_linear_create(te, &(te_linear_desc){.in_features = 32, .out_features = 32}));
             EXPECT(s, te_fsdp_unit(fc, &(te_data_parallel_desc){.group = s->group, .shard = shard}) == TE_OK);
+        }
+        if (what == 3 && differs && shard != TE_SHARD_PARAMETERS) { /* ranks gather these together */
+            te_no_grad_begin(te);
+            EXPECT(s, te_forward(m, te_tensor_full(te, TE_BF16, SHAPE(32, 32), 1)));
+            te_no_grad_end(te);
         }
         for (int step = 0; step < 2; step++) {
             te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .disabled = what == 1 && differs});

@@ -632,16 +632,6 @@ static void te__add_linear(te_module *parent, const te_causal_lm_desc *d, const 
     l.gemm.init = d->init;
     te__adopt(parent, name, te_linear_create(parent->te, &l));
 }
-/* Marks parameters of which each rank has the gradient by its own tokens. */
-static bool te__mark_by_tokens(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    (void)user, (void)m, (void)path;
-    if (kind == TE_ENTRY_PARAMETER) te_tensor_set_sequence_parallel(x, true);
-    return true;
-}
-/* Marks the parameters of m if ranks share the tokens between products, and m has its own alone. */
-static void te__takes_own_tokens(te_module *m, const te_causal_lm_desc *d) {
-    if (m && d->parallel.sequence_parallel) te_module_visit_tensors(m, te__mark_by_tokens, NULL);
-}
 /* Adds lm_head: a Linear without bias whose weight is never stored quantized. */
 static void te__add_lm_head(te_module *parent, const te_causal_lm_desc *d) {
     static const char name[] = "lm_head";
@@ -653,7 +643,7 @@ static void te__add_lm_head(te_module *parent, const te_causal_lm_desc *d) {
                    te__vocab_is_shared(d) ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
     te_quantized_model_init_end(parent->te);
     m = te_module_find(parent, name);
-    if (!te__vocab_is_shared(d)) te__takes_own_tokens(m, d);
+    if (d->parallel.sequence_parallel && !te__vocab_is_shared(d)) te__takes_own_tokens(m);
     if (m) m->entries[0].product_weight = false; /* so a meta weight stays unquantized when it gets
                                                   * memory */
 }
@@ -768,10 +758,11 @@ static te_module *te__decoder_layer_create(te_ctx *te, const te_causal_lm_desc *
         te__add_norm(m, d, "pre_feedforward_layernorm", d->hidden_size);
         te__add_norm(m, d, "post_feedforward_layernorm", d->hidden_size);
     }
-    if (d->num_local_experts && !(d->dense_layers && d->dense_layers[layer]))
-        te__adopt(m, "block_sparse_moe", te__decoder_experts_create(te, d)),
-            te__takes_own_tokens(te_module_find(m, "block_sparse_moe"), d);
-    else te__adopt(m, "mlp", te__decoder_mlp_create(te, d));
+    if (d->num_local_experts && !(d->dense_layers && d->dense_layers[layer])) {
+        te__adopt(m, "block_sparse_moe", te__decoder_experts_create(te, d));
+        if (d->parallel.sequence_parallel) te__takes_own_tokens(te_module_find(m, "block_sparse_moe"));
+    } else
+        te__adopt(m, "mlp", te__decoder_mlp_create(te, d));
     return te__close_part(m, outer);
 }
 
@@ -794,7 +785,8 @@ static te_module *te__decoder_model_create(te_ctx *te, const te_causal_lm_desc *
         table.parallel.sequence_parallel = d->parallel.sequence_parallel;
     }
     te__adopt(m, "embed_tokens", te_embedding_create(te, &table));
-    if (!te__vocab_is_shared(d)) te__takes_own_tokens(te_module_find(m, "embed_tokens"), d);
+    if (d->parallel.sequence_parallel && !te__vocab_is_shared(d))
+        te__takes_own_tokens(te_module_find(m, "embed_tokens"));
     list = te_module_create(te, &te__list_class, "layers");
     te__adopt(m, "layers", list);
     for (i = 0; i < d->num_hidden_layers && te_error_code(te) == TE_OK; i++) {

@@ -167,6 +167,8 @@ static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d)
                                        (!l->dora || te__magnitude_add(m, dtype));
         te_quantized_model_init_end(m->te);
     }
+    if (fine && base->sequence_parallel) te__takes_own_tokens(holder); /* adapters of a module that is whole on each
+                                                                        * rank, and gets its tokens alone */
     if (!fine) {
         te__lora_take_away(site);
         return te_error_code(m->te);

@@ -305,6 +305,16 @@ TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on) {
     return x;
 }
 
+static bool te__mark_by_tokens(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)user, (void)m, (void)path;
+    if (kind == TE_ENTRY_PARAMETER) te_tensor_set_sequence_parallel(x, true);
+    return true;
+}
+/* Marks all parameters below m, which may be NULL: each rank has their gradients by its own tokens alone. */
+static void te__takes_own_tokens(te_module *m) {
+    if (m) te_module_visit_tensors(m, te__mark_by_tokens, NULL);
+}
+
 /* Checks `o`. Copies the options to m->parallel, unless there is one rank or `mode` is TE_PARALLEL_NONE. Returns false
  * if an option is invalid. */
 static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_parallel_mode mode) {

@@ -255,6 +255,57 @@ TE_TEST(shared_vocabulary_of_a_rank_that_starves) {
         }
 }
 
+#ifndef TE_NO_LORA
+/* Adapters of modules that are whole on each rank, and have its own tokens alone: summed over the ranks, as
+ * te_tensor_sequence_parallel says, their gradients are those of one rank. */
+typedef struct sv_adapters {
+    te_tensor *list[64];
+    int n;
+} sv_adapters;
+static bool sv_adapter(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    sv_adapters *a = (sv_adapters *)user;
+    (void)m, (void)path;
+    if (kind == TE_ENTRY_PARAMETER && te_tensor_requires_grad(x)) a->list[a->n++] = x;
+    return true;
+}
+static void adapters_rank(rank_state *s) {
+    static const char *const names[] = {"lm_head", "embed_tokens", "*.gate", "*.experts"};
+    const bool dora = *(const bool *)s->arg; /* of a Linear */
+    const te_lora_desc lora = {.dim = 4, .alpha = 4, .use_dora = dora, .target_modules = names, .num_target_modules = dora ? 1 : COUNT(names)};
+    const sv_case c = {.parallel = {.vocab_parallel = TE_OFF, .sequence_parallel = true}};
+    sv_adapters a[2] = {{.n = 0}, {.n = 0}};
+    te_module *m[2];
+    for (int k = 0; k < 2; k++) { /* by itself, and with the other ranks */
+        te_causal_lm_desc d = sv_desc(&c, k ? s->group : NULL);
+        d.num_local_experts = 4;
+        d.num_experts_per_tok = 2;
+        int given = 0;
+        te_seed(s->te, 8);
+        m[k] = te_causal_lm_create(s->te, &d);
+        EXPECT(s, te_lora_apply(m[k], &lora, &given) == TE_OK && given == (dora ? 1 : 2 + 2 * SV_LAYERS));
+        te_module_visit_tensors(m[k], sv_adapter, &a[k]);
+        te_seed(s->te, 9);
+        for (int i = 0; i < a[k].n; i++) te_tensor_copy(a[k].list[i], te_tensor_normal(s->te, TE_F32, te_tensor_ndim(a[k].list[i]), te_tensor_shape(a[k].list[i]), 0, 0.3f));
+        te_tensor *ids = sv_ids(s->te, 2, SV_LENGTH);
+        EXPECT(s, te_backward(te_cross_entropy(te_forward(m[k], ids), ids, NULL)) == TE_OK);
+    }
+    EXPECT(s, a[0].n == a[1].n && a[0].n == (dora ? 3 : 4 + 6 * SV_LAYERS));
+    for (int i = 0; i < a[1].n && te_ok(s->te); i++) {
+        EXPECT(s, te_tensor_sequence_parallel(a[1].list[i]) && !te_tensor_sequence_parallel(a[0].list[i]));
+        if (te_tensor_sequence_parallel(a[1].list[i])) te_all_reduce(s->group, te_tensor_grad(a[1].list[i]), TE_REDUCE_SUM);
+        sv_same(s, "an adapter's gradient", te_tensor_grad(a[1].list[i]), te_tensor_grad(a[0].list[i]));
+    }
+    for (int k = 0; k < 2; k++) te_module_destroy(m[k]);
+}
+TE_TEST(shared_tokens_and_adapters) {
+    for (int dora = 0; dora < 2; dora++) {
+        const bool arg = dora;
+        test_case("dora %d", dora);
+        run_ranks(2, adapters_rank, &arg);
+    }
+}
+#endif
+
 /* ---- folders ---- */
 
 static void sv_config(const char *folder, const sv_case *c) {

@@ -463,6 +463,7 @@
 #include "lm/families.c"
 #include "lm/config.c"
 #include "lm/kv_cache.c"
+#include "lm/decoder.c"
 #include "lm/causal_lm.c"
 #include "lm/names.c"
 #include "lm/folder.c"

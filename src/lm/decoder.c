@@ -41,15 +41,16 @@ static te_tensor *te__project_heads(te_module *m, const te_forward_args *args, c
 }
 
 /* Projects args->input to queries, keys and values, each by itself, rotates them, and extends the cache if there is
- * one. Stores them in *core. */
+ * one. Stores them in *core. Behind one that fails there is no other: ranks that know of it would not come to its
+ * exchange. */
 static te_result te__decoder_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary,
                                    bool on_device, te_forward_args *core) {
     const te__decoder_attention *s = (const te__decoder_attention *)m->state;
     te_kv_cache *cache = args->kv_cache;
     core->input = te__project_heads(m, args, "q_proj", "q_norm", s->of.heads, rotary);
-    core->key = te__project_heads(m, args, "k_proj", "k_norm", s->of.groups, rotary);
-    core->value = te__project_heads(m, args, "v_proj", NULL, s->of.groups, NULL);
-    if (!core->input || !core->key || !core->value) return te_error_code(m->te);
+    if (core->input) core->key = te__project_heads(m, args, "k_proj", "k_norm", s->of.groups, rotary);
+    if (core->key) core->value = te__project_heads(m, args, "v_proj", NULL, s->of.groups, NULL);
+    if (!core->value) return te_error_code(m->te);
     if (!cache) return TE_OK;
     if (te_grad_enabled(m->te))
         return te__fail(m->te, TE_ERR_STATE,

@@ -57,6 +57,7 @@ static te_result te__gated_mlp_forward(te_module *m, te_forward_args *args) {
         int64_t half = halves ? halves->shape[1] / 2 : 0;
         te__functions_of(m->te)->place = halves ? te__half(halves, h, 1, &half) : NULL;
         parts[h] = te__run_child(m, h ? s->up : s->gate, &in);
+        if (!parts[h]) break; /* ranks that know of it would not come to the exchange of the next one */
     }
     te__functions_of(m->te)->place = NULL;
     te__share_end(&shared, outer);

@@ -123,6 +123,7 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
         y = te__project(m, d->input_layernorm ? "layernorm_query" : "query_layer", args->input, args, &first);
         *ln_out = first.ln_out;
         core->input = parts[0] = te__as_heads(y, leading, p.heads, p.head_dim);
+        if (!core->input) return false; /* ranks that know of it would not come to the exchange of key_value */
         y = te__project(m, "key_value", args->encoder_output, args, &kv);
         if (te__mha_packs(m, args, &p, y, later || rotary)) {
             core->attention.kv_layer = te__as_packed(y, &p, leading);

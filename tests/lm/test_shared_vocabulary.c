@@ -120,7 +120,7 @@ static te_tensor *sv_ids(te_ctx *te, int64_t batch, int64_t length) {
     return te_tensor_from_host(te, TE_I32, SHAPE(batch, length), ids);
 }
 
-/* What a rank has and sends: parts of tables, logits and hidden states; and no logits while it trains. */
+/* A rank has and sends parts of tables, logits and hidden states, and no logits while it trains. */
 static void parts_rank(rank_state *s) {
     enum { BATCH = 3, TOKENS = BATCH * SV_LENGTH };
     const int64_t n = s->size, others = n - 1, row = SV_WIDTH * 4;
@@ -254,6 +254,32 @@ TE_TEST(shared_vocabulary_of_a_rank_that_starves) {
             CHECK_MSG(failures > 2, "%d failures", failures);
         }
 }
+
+/* A rank fails before a part of a layer whose projections each gather tokens. The others hear so in the first of these, and
+ * come to no other: the next exchange is one of all ranks. */
+static te_result fails_here(te_module *m, te_forward_args *args) {
+    te_tensor *none = te_tensor_zeros(te_module_ctx(m), TE_F32, SHAPE(3));
+    args->outputs.out = te_add(args->input, none); /* whose sizes differ */
+    return te_error_code(te_module_ctx(m));
+}
+static void fails_rank(rank_state *s) {
+    static const char *const places[] = {"model.layers.0.input_layernorm", "model.layers.1.post_attention_layernorm"};
+    const sv_case c = {.parallel = {.sequence_parallel = true}};
+    te_module *m = sv_make(s, &c, s->group);
+    te_tensor *ids = sv_ids(s->te, 2, SV_LENGTH);
+    for (int met = 0; met < 2; met++) /* before the ranks have compared projections, and behind that */
+        for (int i = 0; i < COUNT(places); i++) {
+            te_module *norm = te_module_find(m, places[i]);
+            if (s->rank == 1) te_module_set_forward(norm, fails_here);
+            EXPECT(s, !te_forward(m, ids) && strstr(te_error(s->te), "te_add"));
+            te_clear_error(s->te);
+            te_module_set_forward(norm, NULL);
+            EXPECT(s, te_barrier(s->group) == TE_OK);
+            if (met || i) EXPECT(s, te_forward(m, ids));
+        }
+    te_module_destroy(m);
+}
+TE_TEST(shared_tokens_of_a_rank_that_fails) { run_ranks(2, fails_rank, NULL); }
 
 #ifndef TE_NO_LORA
 /* Adapters of modules that are whole on each rank, and have its own tokens alone: summed over the ranks, as

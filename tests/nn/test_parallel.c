@@ -828,3 +828,25 @@ TE_TEST(parallel_rank_whose_input_does_not_fit_tells_the_others) {
         run_ranks(2, misfit, &k);
     }
 }
+
+/* Rank 1 fails before an attention that projects queries, and then keys and values. Rank 0 hears so in the first exchange,
+ * and does not come to the second one. */
+static te_result fails_before(te_module *m, te_forward_args *args) {
+    args->outputs.out = te_add(args->input, args->encoder_output); /* whose sizes differ */
+    return te_error_code(te_module_ctx(m));
+}
+static void fails_before_cross(rank_state *s) {
+    te_multihead_attention_desc d = {.hidden_size = 8, .attention = {.num_attention_heads = 2, .attention_type = TE_ATTENTION_CROSS}, .gemm.params_dtype = TE_F32,
+                                     .parallel = {.tp_group = s->group, .set_parallel_mode = true, .sequence_parallel = true}};
+    te_module *m = te_multihead_attention_create(s->te, &d);
+    for (int i = 0; i < 4; i++) {
+        te_forward_args args = {.input = te_tensor_full(s->te, TE_F32, SHAPE(2, 1, 8), 1), .encoder_output = te_tensor_full(s->te, TE_F32, SHAPE(3, 1, 8), 1)};
+        const bool fails = i % 2 == 0;
+        te_module_set_forward(m, fails && s->rank == 1 ? fails_before : NULL);
+        EXPECT(s, !te_forward_with(m, &args) == fails);
+        te_clear_error(s->te);
+        EXPECT(s, te_barrier(s->group) == TE_OK);
+    }
+    te_module_destroy(m);
+}
+TE_TEST(parallel_rank_that_fails_before_an_attention) { run_ranks(2, fails_before_cross, NULL); }

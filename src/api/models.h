@@ -22,8 +22,8 @@ typedef struct te_lm_parallel_options {
     bool parallel_output;     /* with a shared vocabulary, a forward returns this rank's columns of the logits, for
                                * te_cross_entropy, which never gathers them: dist_process_group is
                                * te_causal_lm_logits_group. Calls with kv_cache return all columns. false => all calls
-                               * do, gathered from the ranks: what reads them needs to know nothing. Megatron's default:
-                               * true */
+                               * do, gathered from the ranks, for readers that know nothing of ranks. Megatron's
+                               * default: true */
     bool sequence_parallel;   /* between the products of a layer a rank has its part of the b * s tokens alone: norms,
                                * experts and residuals are not computed on all ranks, and their activations take a
                                * size-th of the memory. The ranks must divide s. Hidden states of layers are then
@@ -111,7 +111,8 @@ typedef struct te_causal_lm_desc {
 } te_causal_lm_desc;
 /* Creates a CausalLM, owned by the caller. Its forward takes ids, i32 or i64 [b, s] (not empty), and returns logits [b,
  * s, vocab_size] in params_dtype; with logits_to_keep, [b, logits_to_keep, vocab_size]: a call that only needs the next
- * token saves the product with lm_head for all other positions. TE_ERR_INVALID unless 0 <= logits_to_keep <= s.
+ * token saves the product with lm_head for all other positions, except without a cache under
+ * parallel.sequence_parallel. TE_ERR_INVALID unless 0 <= logits_to_keep <= s.
  * Of these columns parallel.parallel_output leaves this rank's. te_module_state returns the te_causal_lm_desc with
  * defaults filled in (parallel.vocab_parallel is TE_ON or TE_OFF) and all pointers but those of groups NULL.
  * TE_ERR_INVALID if sizes contradict each other. */

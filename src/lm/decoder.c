@@ -1,5 +1,5 @@
-/* lm/decoder.c: what a layer of a CausalLM computes: attention with rotated heads and a cache, residuals. This file must
- * not depend on who creates the modules. */
+/* lm/decoder.c: what a layer of a CausalLM computes: attention with rotated heads and a cache, residuals. This file
+ * must not depend on who creates the modules. */
 
 /* ---- DecoderAttention ---- */
 

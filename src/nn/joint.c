@@ -7,8 +7,8 @@ static bool te__is_plain_linear(const te_module *m) {
            !((const te__linear_module *)m->state)->desc.gemm.return_bias;
 }
 
-/* Returns whether the Linear m can leave the sum of its input's gradient to a node before it: what runs it is this
- * call, and not te_backward alone, and no sum is to run beside its products. */
+/* Returns whether the Linear m can leave the sum of its input's gradient to a node before it. It cannot if te_backward
+ * runs it again by itself, if it has another forward, or if the sum is to run beside its products. */
 static bool te__leaves_input_sum(const te_module *m) {
     return m && m->cls == &te__linear_class && !m->own_forward && !te__runs_graphs(m) && !m->checkpoint &&
            te__shares(&m->parallel, TE_PARALLEL_COLUMN) && m->parallel.group && !m->parallel.sequence &&

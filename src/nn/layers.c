@@ -100,8 +100,8 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
  * true if the second run will record them. */
 static bool te__grad_will_be(const te_ctx *te) { return te->tape.no_grad == te->tape.hidden_no_grad; }
 
-/* Notes in m under which recipe its products first run with a backward pass: ranks that exchange their gradients compare
- * it. A rank may evaluate the model under another recipe, by itself. */
+/* Notes in m under which recipe its products first run with a backward pass: ranks that exchange their gradients
+ * compare it. A rank may evaluate the model under another recipe, by itself. */
 static void te__note_recipe(te_module *m) {
     const te__autocast *now = te__autocast_now(m->te);
     const bool quantizes = now && now->enabled;

@@ -193,7 +193,8 @@ static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t sha
 }
 /* Returns the same for a cooperative launch. It begins when there is room for all of its blocks. If it had as many as
  * the whole GPU has room for, it would wait until the collectives beside it have ended. */
-static int64_t te__plan_at_once(const te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
+static int64_t te__plan_at_once(te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
+    p->at_once = true;
     return te__plan_resident(p, threads, shared, per_sm) * te__max(p->num_sms - p->beside, 1) / te__max(p->num_sms, 1);
 }
 

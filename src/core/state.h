@@ -271,6 +271,7 @@ typedef struct te__plan {
     te_ctx *te;
     int sm, num_sms;
     int beside;    /* multiprocessors that collectives may hold beside this call; 0: there are none (te_ctx.flights) */
+    bool at_once;  /* te__plan_at_once was asked: beside collectives there may be other kernels */
     bool hopper;   /* sm_90a kernels are available */
     bool edits_maps; /* kernels that change tensor maps are available. They need PTX 8.3, so NVRTC 12.3 or later */
     bool baseline; /* only kernels marked te:baseline are available, without options */

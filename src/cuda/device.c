@@ -21,13 +21,14 @@ static te_result te__cuda_plan(te_ctx *te, te__plan *p, const te__op_info *op, c
 
 static te_result te__cuda_run(te_ctx *te, const te__op_info *op, const void *args) {
     te__plan plan;
-    bool pushed;
+    bool pushed, again;
     te_result result = te__cuda_enter(te, &pushed); /* planning may encode tensor maps, which needs a CUcontext */
     if (result != TE_OK) return result;
     result = te__cuda_plan(te, &plan, op, args);
     if (result == TE_OK) result = te->warming ? te__cuda_note(te, &plan) : te__cuda_execute(te, &plan);
+    again = te->warming && plan.at_once;
     te__plan_end(&plan);
-    if (result == TE_OK && te->warming) { /* collectives do not run in a warm-up, but later they may run beside `op` */
+    if (result == TE_OK && again) { /* collectives do not run in a warm-up, but later they may run beside `op` */
         te->flights++;
         result = te__cuda_plan(te, &plan, op, args);
         if (result == TE_OK) result = te__cuda_note(te, &plan);

@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -211,6 +212,16 @@ static TE_MAYBE_UNUSED void become_a_rank(const process_part *parts, int count) 
 
 /* ---- NCCL itself, on one GPU ---- */
 
+/* One test at a time has ranks on the GPUs: processes of many tests would get their turns on a GPU so seldom that
+ * groups run out of time. A program that has no place for the file does without. */
+static void end_turn(void *turn) { close((int)(intptr_t)turn); }
+static TE_MAYBE_UNUSED void take_turn(void) {
+    const int turn = open(beside_this_program("gpu_ranks.lock"), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    if (turn < 0) return;
+    test_on_end(end_turn, (void *)(intptr_t)turn);
+    while (flock(turn, LOCK_EX) && errno == EINTR) {}
+}
+
 /* NCCL lets ranks share a GPU from 2.30 on, two of them unless each takes less of it (NCCL_MAX_CTAS). Without a GPU or
  * such a library these tests are skipped. */
 static TE_MAYBE_UNUSED const char *no_nccl(void) {
@@ -228,6 +239,7 @@ static TE_MAYBE_UNUSED const char *no_nccl(void) {
     test_setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1");
     test_setenv("NCCL_NVLS_ENABLE", "0");
     test_setenv("NCCL_MAX_CTAS", "4");
+    take_turn();
     start_processes("hello", 2);
     end_processes(2);
     if (strstr((const char *)processes[0].said, "TE_ERR_LIBRARY")) return "no NCCL of 2.18 or newer";

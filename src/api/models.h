@@ -226,7 +226,8 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
  * processor_config.json.
  *
  * Weights of an earlier save in the folder are removed at the end, as by transformers: model.safetensors, the index,
- * and files named as below that the new index does not name.
+ * files named as below that the new index does not name, and what killed saves have left of all these. So only one save
+ * into a folder may run at a time.
  *
  * With te_hf_desc.dist, all ranks of the world must call it, and else all ranks of the units, with one folder. If
  * parameters are sharded (TE_SHARD_PARAMETERS), and te_fsdp_unshard has not gathered them, each rank writes a file of

@@ -192,9 +192,11 @@ typedef struct te_metadata {
  * tensor-parallel modules, experts of an ep_group, and any of these together. All ranks of these groups must make the
  * call, with the same path on a shared disk, and all groups must be lines of one grid, as those of te_dist_init are.
  * Rank 0 of all groups writes the file `path`, last: what is whole, its own slices, and the names of the other ranks'
- * files, "<path>.ID.1-of-4" and so on. Files of earlier saves to the path are removed then. If a rank fails, all fail
- * with its error, and the checkpoint that was there stays. Buffers, scaling state and random state are those of rank 0;
- * buffers of an expert that has a name of its own are those of its rank.
+ * files, "<path>.ID.1-of-4" and so on. Such files of earlier saves to the path are removed then, by any save, also one
+ * of one rank; so only one save to a path may run at a time. If a rank fails, all fail with its error, and the
+ * checkpoint that was there stays; if ranks lose each other while the index gets its name, it may be the new one.
+ * Buffers, scaling state and random state are those of rank 0; buffers of an expert that has a name of its own are
+ * those of its rank.
  * The files hold successive elements of whole tensors. Ranks that have columns of a matrix (row-parallel) exchange its
  * rows, one tensor at a time, so that each has some rows of all columns. So beside the model and the optimizer a rank
  * needs twice the memory of what it has of one such tensor, and it sends what it has of each once.

@@ -221,13 +221,21 @@ static bool te__hf_note_form(void *user, const char *name) {
     return true;
 }
 static bool te__hf_remove_other(void *user, const char *name) {
+    static const char single[] = "model.safetensors", index[] = "model.safetensors.index.json";
     te__hf_others *o = (te__hf_others *)user;
+    const size_t length = te__temp_base_length(name);
+    const bool temporary = name[length] != 0; /* what a killed save has left */
+    char file[64];
     int form, size;
     te__text path = TE_ZERO, why = TE_ZERO;
-    if (te__hf_is_of_set(name, &form, &size)
-            ? o->size == 1 || size != o->size || form != o->form
-            : strcmp(name, o->size == 1 ? "model.safetensors.index.json" : "model.safetensors") == 0) {
-        if (!te__hf_join(&path, o->te, o->folder, name)) o->result = te_error_code(o->te);
+    if (length >= sizeof(file)) return true;
+    memcpy(file, name, length);
+    file[length] = 0;
+    if (te__hf_is_of_set(file, &form, &size)
+            ? temporary || o->size == 1 || size != o->size || form != o->form
+            : strcmp(file, o->size == 1 ? index : single) == 0) {
+        if (!te__hf_join(&path, o->te, o->folder, file)) o->result = te_error_code(o->te);
+        else if (temporary) te__temps_remove(path.s);
         else if (!te__file_remove(path.s, &why))
             o->result = te__fail(o->te, TE_ERR_IO, "%s", te__text_str(&why));
     }
@@ -550,6 +558,23 @@ static te_result te__hf_write_index(const te__hf_set *w, const char *folder) {
     te__text_free(&why);
     return result;
 }
+/* Ends a set whose files are all there: rank 0 writes the index, or removes the files. Ranks agree before, although all
+ * of them know: from now on only rank 0 knows whether an index names the files, however the ranks lose each other. */
+static te_result te__hf_end_set(const te__hf_set *w, const char *folder) {
+    const te__hf_sharing *h = w->sharing;
+    te_result result = te__ckpt_agree(h->group, w->te, TE_OK);
+    char name[64];
+    int i;
+    if (h->rank > 0) return result;
+    if (result == TE_OK) result = te__hf_write_index(w, folder);
+    for (i = 0; i < h->writers && result != TE_OK; i++) {
+        te__text path = TE_ZERO;
+        te__hf_file_name(h, i, name);
+        if (te__hf_join(&path, w->te, folder, name)) te__file_remove(path.s, NULL);
+        te__text_free(&path);
+    }
+    return result;
+}
 static void te__hf_set_free(te__hf_set *w) {
     int i;
     for (i = 0; i < w->num_parts; i++) te__free(w->te, (char *)(uintptr_t)w->part[i].name);
@@ -588,10 +613,10 @@ static te_result te__hf_write_weights(te_module *model, const char *folder, te__
         if (begun && result != TE_OK) te__file_out_abort(&out);
         else if (begun && !te__file_out_commit(&out)) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
         else written = begun;
-        /* of several files none is named by an index yet, so all may go */
         result = te__ckpt_agree(h->group, te, result);
+        /* of several files none will be named by an index, since rank 0 cannot agree with this rank again */
         if (written && result != TE_OK && h->writers > 1) te__file_remove(path.s, NULL);
-        if (result == TE_OK && h->rank == 0 && h->writers > 1) result = te__hf_write_index(&w, folder);
+        if (result == TE_OK && h->writers > 1) result = te__hf_end_set(&w, folder);
         if (result == TE_OK && h->rank == 0) result = te__hf_remove_others(te, folder, h->form, h->writers);
         result = te__ckpt_agree(h->group, te, result);
     }

@@ -48,12 +48,15 @@ static inline bool te__path_is_absolute(const char *path) {
 static inline size_t te__path_name_at(const char *path) {
     size_t n = strlen(path);
     while (n > 0 && !te__is_slash(path[n - 1])) n--;
+#ifdef _WIN32
+    if (n == 0 && path[0] && path[1] == ':') n = 2; /* "C:a" is in the current folder of a drive */
+#endif
     return n;
 }
 /* Returns the length of the folder part of a path: 0 for "a", 1 for "/a", 3 for "b/c/d". */
 static inline size_t te__path_dir_length(const char *path) {
     size_t n = te__path_name_at(path);
-    return n > 1 ? n - 1 : n;
+    return n > 1 && te__is_slash(path[n - 1]) ? n - 1 : n;
 }
 
 #ifdef _WIN32
@@ -358,6 +361,16 @@ static inline bool te__temp_parse(const char *name, const char *base, size_t bas
         *host = *host << 4 | (uint32_t)(digit - digits);
     return i == 8 && *p++ == '.' && te__read_digits(&p, process) && *p++ == '.' && te__read_digits(&p, &serial) &&
            strcmp(p, ".tmp") == 0;
+}
+
+/* Returns the length of the name of the file of which `name` is a temporary file; of another file's, all of it. */
+static inline size_t te__temp_base_length(const char *name) {
+    uint32_t host;
+    int64_t process;
+    size_t n;
+    for (n = 0; name[n]; n++)
+        if (name[n] == '.' && te__temp_parse(name, name, n, &host, &process)) return n;
+    return n;
 }
 
 typedef struct te__temp_search {

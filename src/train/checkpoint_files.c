@@ -288,7 +288,7 @@ static void te__ckpt_part_path(te__text *out, const char *path, uint64_t id, int
     te__text_printf(out, "%s.%016llx.%d-of-%d", path, (unsigned long long)id, rank, size);
 }
 
-/* Removes files of earlier saves to the same path, which no index names any more. */
+/* Removes files of earlier saves to the same path, which no index names any more, and what killed saves have left. */
 typedef struct te__ckpt_sweep {
     const char *path, *name;
     char id[24];
@@ -296,6 +296,7 @@ typedef struct te__ckpt_sweep {
 static bool te__ckpt_sweep_one(void *user, const char *name) {
     const te__ckpt_sweep *s = (const te__ckpt_sweep *)user;
     const size_t n = strlen(s->name);
+    const size_t length = te__temp_base_length(name);
     const char *rest = name + n;
     te__text file = TE_ZERO;
     size_t digits;
@@ -304,14 +305,16 @@ static bool te__ckpt_sweep_one(void *user, const char *name) {
         return true;
     digits = strspn(rest + 18, "0123456789");
     if (digits == 0 || strncmp(rest + 18 + digits, "-of-", 4) != 0 ||
-        rest[22 + digits + strspn(rest + 22 + digits, "0123456789")] != 0)
+        n + 22 + digits + strspn(rest + 22 + digits, "0123456789") != length)
         return true;
     te__text_add(&file, s->path, te__path_name_at(s->path));
-    te__text_put(&file, name);
-    if (!file.oom) te__file_remove(te__text_str(&file), NULL);
+    te__text_add(&file, name, length);
+    if (!file.oom && name[length]) te__temps_remove(te__text_str(&file));
+    else if (!file.oom) te__file_remove(te__text_str(&file), NULL);
     te__text_free(&file);
     return true;
 }
+/* `id`: of the set that stays; 0: none. */
 static void te__ckpt_sweep_folder(const char *path, uint64_t id) {
     const size_t n = te__path_dir_length(path);
     te__ckpt_sweep s;

@@ -589,7 +589,9 @@ static te_result te__ckpt_commit(te__ckpt_writer *w, te__file_out *file) {
                                                 te__text_str(&w->why));
 }
 /* Writes this rank's file of a set, at the same time as the others. The index gets its name when all others are there.
- * From then on only rank 0 knows whether an index names them, so it alone removes them. */
+ * Ranks agree twice before: one that hears of a failure the first time removes its file, and no index will name it,
+ * since rank 0 cannot agree with it again. From the second time on only rank 0 knows whether an index names the files,
+ * however the ranks lose each other, so it alone removes them. */
 static te_result te__ckpt_write_set(te__ckpt *c, te__ckpt_groups *g, const char *path, te__ckpt_meta *all,
                                     te_result result) {
     te__ckpt_meta own = TE_ZERO, *meta;
@@ -622,7 +624,9 @@ static te_result te__ckpt_write_set(te__ckpt *c, te__ckpt_groups *g, const char 
         }
         result = te__ckpt_agree_all(g, result);
         if (result == TE_OK) {
-            if (begun) result = te__ckpt_commit(&w, &file);
+            result = te__ckpt_agree_all(g, result);
+            if (begun && result == TE_OK) result = te__ckpt_commit(&w, &file);
+            else if (begun) te__file_out_abort(&file);
             if (begun && result != TE_OK) te__ckpt_remove_parts(path, id, g->num_members);
             result = te__ckpt_agree_all(g, result);
             if (result == TE_OK && begun) te__ckpt_sweep_folder(path, id);
@@ -658,8 +662,10 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
         if (groups.n > 0 || c.num_slices > 0) {
             if (result == TE_OK) result = te__st_metadata_ok(te, path, all.list, all.n);
             result = te__ckpt_write_set(&c, &groups, path, &all, result);
-        } else if (result == TE_OK)
+        } else if (result == TE_OK) {
             result = te_safetensors_write(te, path, c.items.items, c.items.n, all.list, all.n);
+            if (result == TE_OK) te__ckpt_sweep_folder(path, 0);
+        }
     }
     te__ckpt_meta_free(&all);
     te__ckpt_close(&c);

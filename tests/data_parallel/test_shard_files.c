@@ -1,10 +1,12 @@
 /* test_shard_files.c: ranks with sharded units write a checkpoint together, as a set of files, and it opens in any
  * layout. */
 #define _GNU_SOURCE
+#include "../lm/folder.h"
+#include "lost.h"
 #include "shards.h"
 #include <dirent.h>
-#include <sys/stat.h>
 #include <unistd.h>
+#include <utime.h>
 
 typedef struct file_case {
     shard_case c;
@@ -143,6 +145,12 @@ static void one_set(rank_state *s) {
     EXPECT(s, te_model_save(s->te, (const char *)s->arg, m, NULL, NULL, 0) == TE_OK);
     te_module_destroy(m);
 }
+static void read_any_rank(rank_state *s) {
+    const shard_case c = {.num = &numbers[1], .width = 16, .inner = 24};
+    te_module *m = make_model(s->te, &c);
+    EXPECT(s, te_model_load(s->te, (const char *)s->arg, m, NULL) == TE_OK);
+    te_module_destroy(m);
+}
 /* The others have written when rank 0 cannot: nothing of the save stays. */
 static void index_rank(rank_state *s) {
     const shard_case c = {.num = &numbers[1], .width = 16, .inner = 24};
@@ -159,6 +167,57 @@ TE_TEST(shard_files_go_when_the_index_cannot_be_written) {
     run_ranks(3, index_rank, path);
     CHECK_EQ_INT(files_of(path), 1);
     rmdir(path);
+}
+
+typedef struct lost_case {
+    const char *path;
+    int last, *reached;
+} lost_case;
+static void lost_rank(rank_state *s) {
+    const lost_case *c = (const lost_case *)s->arg;
+    const shard_case shape = {.num = &numbers[1], .width = 16, .inner = 24};
+    lost_group g = {.last = c->last};
+    te_module *m = make_model(s->te, &shape);
+    te_group *group = lost(s, &g);
+    EXPECT(s, te_fsdp_unit(m, &(te_data_parallel_desc){.group = group, .shard = TE_SHARD_PARAMETERS, .no_init_sync = true}) == TE_OK);
+    g.counts = true;
+    const te_result result = te_model_save(s->te, c->path, m, NULL, NULL, 0);
+    if (s->rank == 1) *c->reached = g.barriers >= g.last;
+    EXPECT(s, s->rank != 1 || (result != TE_OK) == (g.barriers >= g.last));
+    te_clear_error(s->te);
+    te_module_destroy(m);
+    te_group_destroy(group);
+}
+/* Rank 1 loses the others at a barrier, and cannot know whether the index has its name already. */
+TE_TEST(shard_files_of_ranks_that_lose_each_other) {
+    char path[512];
+    int reached = 1;
+    snprintf(path, sizeof path, "%s", test_path("lost.safetensors"));
+    run_ranks(2, one_set, path);
+    lost_case c = {.path = path, .reached = &reached};
+    for (c.last = 1; reached; c.last++) {
+        test_case("barrier %d", c.last);
+        run_ranks(2, lost_rank, &c);
+        run_ranks(0, read_any_rank, path);
+    }
+    CHECK_MSG(c.last > 3, "%d barriers", c.last - 2);
+    CHECK_EQ_INT(files_of(path), 2);
+}
+
+/* Files of a save that was killed, or that had more ranks, go with the next save. */
+TE_TEST(shard_files_of_killed_saves_go) {
+    const struct utimbuf before = {.actime = time(NULL) - 7200, .modtime = time(NULL) - 7200};
+    char path[512], part[600];
+    snprintf(path, sizeof path, "%s", test_path("killed.safetensors"));
+    for (int ranks = 2; ranks >= 0; ranks -= 2) {
+        snprintf(part, sizeof part, "%s.0123456789abcdef.1-of-4.00000001.7.1.tmp", path);
+        spit_text(part, "cut short");
+        CHECK_EQ_INT(utime(part, &before), 0); /* a writer of another host, which has ended */
+        snprintf(part, sizeof part, "%s.0123456789abcdef.2-of-4", path);
+        spit_text(part, "of no index");
+        run_ranks(ranks, one_set, path);
+        CHECK_EQ_INT(files_of(path), ranks ? 2 : 1);
+    }
 }
 
 typedef struct memory_case {

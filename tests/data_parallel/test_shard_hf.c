@@ -3,7 +3,10 @@
 #include "shards.h"
 
 #include "../lm/folder.h"
+#include "lost.h"
 #include <dirent.h>
+#include <unistd.h>
+#include <utime.h>
 
 enum { HF_D = 64, HF_FF = 96, HF_V = 50, HF_HEADS = 4, HF_KV = 2, HF_LAYERS = 3, HF_EXPERTS = 3, HF_FE = 32 };
 
@@ -354,6 +357,64 @@ TE_TEST(shard_folders_name_one_set) {
     run_ranks(2, hf_value_rank, &c);
     CHECK(hf_value_in(c.to) == 5 && stat(in_folder("to", names[4]), &st) == 0);
     CHECK_EQ_INT(weights_in(c.to), 2);
+}
+
+static void hf_lost_rank(rank_state *s) {
+    const hf_case *c = (const hf_case *)s->arg;
+    lost_group g = {.last = (int)c->request};
+    te_group *group = lost(s, &g);
+    const te_data_parallel_desc d = {.group = group, .shard = TE_SHARD_PARAMETERS};
+    te_module *m = te_hf_open(s->te, c->from, &(te_hf_desc){.units = &d});
+    EXPECT(s, m);
+    g.counts = true;
+    const te_result result = te_hf_save(m, c->to);
+    if (s->rank == 1) *c->reached = g.barriers >= g.last;
+    EXPECT(s, s->rank != 1 || (result != TE_OK) == (g.barriers >= g.last));
+    te_clear_error(s->te);
+    te_module_destroy(m);
+    te_group_destroy(group);
+}
+/* Rank 1 loses the others at a barrier, and cannot know whether the index names its file already. */
+TE_TEST(shard_folders_of_ranks_that_lose_each_other) {
+    int reached = 1;
+    hf_make(HF_LLAMA, "from");
+    hf_case c = {.num = &numbers[1], .shard = TE_SHARD_PARAMETERS, .from = test_path("from"), .to = test_path("to"), .reached = &reached};
+    c.request = 1;
+    run_ranks(2, hf_value_rank, &c);
+    for (; reached; c.request++) {
+        test_case("barrier %d", (int)c.request);
+        run_ranks(2, hf_lost_rank, &c);
+        CHECK(!isnan(hf_value_in(c.to)));
+    }
+    CHECK_MSG(c.request > 4, "%d barriers", (int)c.request - 2);
+    CHECK_EQ_INT(weights_in(c.to), 2);
+}
+
+static void hf_no_index_rank(rank_state *s) {
+    const hf_case *c = (const hf_case *)s->arg;
+    te_module *m = hf_open(s, c, c->from, true);
+    EXPECT(s, m && te_hf_save(m, c->to) != TE_OK);
+    te_clear_error(s->te);
+    te_module_destroy(m);
+}
+/* Files that no index names go: at once if the index cannot be written, else with the next save. */
+TE_TEST(shard_folders_drop_what_no_index_names) {
+    static const char *const left[] = {"model-00002-of-00002.safetensors.00000001.7.1.tmp", "model.safetensors.00000001.7.1.tmp"};
+    const struct utimbuf before = {.actime = time(NULL) - 7200, .modtime = time(NULL) - 7200};
+    hf_make(HF_LLAMA, "from");
+    hf_case c = {.num = &numbers[1], .shard = TE_SHARD_PARAMETERS, .from = test_path("from"), .to = test_path("to"), .request = 1};
+    REQUIRE(mkdir(c.to, 0700) == 0 && mkdir(in_folder("to", "model.safetensors.index.json"), 0700) == 0);
+    run_ranks(2, hf_no_index_rank, &c);
+    CHECK_EQ_INT(weights_in(c.to), 0);
+    REQUIRE(rmdir(in_folder("to", "model.safetensors.index.json")) == 0);
+    for (int i = 0; i < COUNT(left); i++) {
+        spit_text(in_folder("to", left[i]), "cut short");
+        CHECK_EQ_INT(utime(in_folder("to", left[i]), &before), 0); /* a writer of another host, which has ended */
+    }
+    spit_text(in_folder("to", "model-00001-of-00002.safetensors"), "of no index"); /* so that the next save has other names */
+    run_ranks(2, hf_value_rank, &c);
+    CHECK_EQ_INT(weights_in(c.to), 2);
+    CHECK(hf_value_in(c.to) == 1);
 }
 
 /* A rank without memory while ranks of a layer, of experts or of units gather tensors: all fail, and their groups go

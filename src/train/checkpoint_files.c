@@ -29,6 +29,7 @@ typedef struct te__ckpt_files {
     int num_whole, cap_whole;
     const te_safetensors_entry **entry; /* all tensors: those of file 0 that are no slices, and those in slices */
     int num_entries, cap_entries;
+    void *staging; /* of all files, which are read one after the other; NULL until te__ckpt_stage */
 } te__ckpt_files;
 
 static const char te__ckpt_parts_key[] = "te.parts", te__ckpt_whole_key[] = "te.whole.";
@@ -37,7 +38,11 @@ static void te__ckpt_files_close(te__ckpt_files *s) {
     int i;
     if (!s) return;
     for (i = 0; i < s->num_pieces; i++) te__free(s->te, s->piece[i].name);
-    for (i = 0; s->file && i < s->n; i++) te_safetensors_close(s->file[i]);
+    for (i = 0; s->file && i < s->n; i++) {
+        if (s->file[i] && s->file[i]->staging == s->staging) s->file[i]->staging = NULL;
+        te_safetensors_close(s->file[i]);
+    }
+    te__free(s->te, s->staging);
     te__free(s->te, s->piece);
     te__free(s->te, s->whole);
     te__free(s->te, (void *)s->entry);
@@ -274,10 +279,14 @@ static te_result te__ckpt_fits(const te__ckpt_files *s, const char *name, te_dty
 }
 /* Allocates what reading needs beside tensors. */
 static bool te__ckpt_stage(te__ckpt_files *s) {
-    bool fine = true;
+    size_t most = 0;
     int i;
-    for (i = 0; i < s->n && fine; i++) fine = te__st_stage(s->file[i]);
-    return fine;
+    for (i = 0; i < s->n; i++)
+        if (te__st_staging_bytes(s->file[i]) > most) most = te__st_staging_bytes(s->file[i]);
+    s->staging = te__alloc(s->te, most);
+    for (i = 0; i < s->n; i++)
+        if (!s->file[i]->staging) s->file[i]->staging = s->staging;
+    return s->staging != NULL;
 }
 
 /* ---- names of files ---- */

@@ -271,6 +271,45 @@ TE_TEST(shard_files_when_memory_runs_out) {
     }
 }
 
+typedef struct host_bytes {
+    int64_t live, peak;
+} host_bytes;
+static void *host_alloc(void *user, size_t bytes, size_t alignment) {
+    host_bytes *h = (host_bytes *)user;
+    h->live += (int64_t)bytes;
+    if (h->live > h->peak) h->peak = h->live;
+    return test_aligned_alloc(alignment < 64 ? 64 : alignment, bytes);
+}
+static void host_release(void *user, void *pointer, size_t bytes) {
+    ((host_bytes *)user)->live -= (int64_t)bytes;
+    test_aligned_free(pointer);
+}
+static void wide_set(rank_state *s) {
+    const shard_case c = {.num = &numbers[1], .width = 256, .inner = 512};
+    te_module *m = make_model(s->te, &c);
+    make_units(s, m, &c, TE_SHARD_PARAMETERS);
+    EXPECT(s, te_model_save(s->te, (const char *)s->arg, m, NULL, NULL, 0) == TE_OK);
+    te_module_destroy(m);
+}
+/* Reading needs memory for one file beside the model, however many files there are. */
+TE_TEST(shard_files_are_read_through_one_buffer) {
+    const shard_case c = {.num = &numbers[1], .width = 256, .inner = 512};
+    host_bytes h = {0};
+    char path[512];
+    struct stat st;
+    snprintf(path, sizeof path, "%s", test_path("wide.safetensors"));
+    run_ranks(8, wide_set, path);
+    CHECK(stat(path, &st) == 0);
+    te_ctx *te = te_ctx_create(&(te_ctx_desc){.device = "cpu", .log = no_log, .cpu_threads = 1, .host_allocator = {.alloc = host_alloc, .release = host_release, .user = &h}});
+    te_module *m = make_model(te, &c);
+    const int64_t before = h.peak = h.live;
+    CHECK(te_model_load(te, path, m, NULL) == TE_OK);
+    /* the other files have no more than the index; half of another one: headers, and lists of tensors */
+    CHECK_MSG(h.peak - before <= st.st_size * 3 / 2, "%lld bytes for files of %lld", (long long)(h.peak - before), (long long)st.st_size);
+    te_module_destroy(m);
+    te_ctx_destroy(te);
+}
+
 /* Rank 1 cannot read: no rank changes its model. */
 static void unreadable_rank(rank_state *s) {
     const broken_case *b = (const broken_case *)s->arg;

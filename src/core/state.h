@@ -259,7 +259,7 @@ typedef struct te__launch {
                        * fails */
     bool follows;     /* the kernel itself waits for the previous kernel (te_follow), so it may start before that
                        * kernel ends */
-    bool beside;      /* blocks of the next kernel are to run beside its own: shared memory gets its largest share of
+    bool overlaps;    /* blocks of the next kernel are to run beside its own: shared memory gets its largest share of
                        * the L1 cache, which stays as it is while a block runs */
     void *function;   /* cuda/launch.c: the kernel, once it is loaded */
     void *args; /* the kernel's argument struct */

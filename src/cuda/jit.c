@@ -45,7 +45,7 @@ typedef struct te__jit_entry {
     int num_options;
     bool baseline;         /* from the embedded PTX */
     bool follows;          /* see te__launch */
-    bool beside;           /* whether `function` has the attribute that te__launch.beside asks for */
+    bool overlaps;         /* whether `function` has the attribute that te__launch.overlaps asks for */
     unsigned shared_bytes; /* the current limit of dynamic shared memory of `function`, in bytes */
 } te__jit_entry;
 
@@ -432,15 +432,15 @@ static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
 
 /* ---- for launch.c ---------------------------------------------------------------------------------- */
 
-/* Sets the function's attributes: those that te__launch.beside asks for, and a higher limit of dynamic shared memory if
- * this launch needs more than all earlier launches. */
+/* Sets the function's attributes: the one that te__launch.overlaps asks for, and a higher limit of dynamic shared memory
+ * if this launch needs more than all earlier launches. */
 static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_entry *e) {
     char call[TE__LAUNCH_TEXT + 128], name[TE__LAUNCH_TEXT];
     te__cu_result code = 0;
     te__mutex_lock(&te__jit_mutex);
-    if (l->beside && !e->beside) {
+    if (l->overlaps && !e->overlaps) {
         code = te__cu.FuncSetAttribute(e->function, TE__CU_FUNC_CARVEOUT, 100);
-        e->beside = !code;
+        e->overlaps = !code;
     }
     if (!code && l->shared_bytes > e->shared_bytes) {
         code = te__cu.FuncSetAttribute(e->function, TE__CU_FUNC_MAX_SHARED, (int)l->shared_bytes);
@@ -462,7 +462,7 @@ static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_
     if (e->function) {
         *function = e->function;
         l->follows = e->follows;
-        *result = l->shared_bytes > TE__SHARED_FREE || l->beside ? te__jit_allow_shared(te, l, e) : TE_OK;
+        *result = l->shared_bytes > TE__SHARED_FREE || l->overlaps ? te__jit_allow_shared(te, l, e) : TE_OK;
     } else
         *result = te__jit_fail_missing(te, l);
     return true;

@@ -498,3 +498,55 @@ TE_TEST_DEVICES(joint_gemm_with_most_workspaces) {
     for (int c = COUNT(joint_cases) - 2; c < COUNT(joint_cases); c++) /* MXFP8, NVFP4 */
         check_normed(te, &joint_cases[c], RMS, TE_DTYPE_NONE, NOTHING, TE_BF16, 3, 4, widths, 16640, false);
 }
+
+/* ---- launches of a decoding step ---- */
+
+/* The shared memory of a block, where a step after products of one row of k values decides on the launch: a sum, a gate, or none. On paper. */
+static int64_t joint_room(te_ctx *te, te_dtype dt, int64_t k, int64_t n, bool sum, bool gated) {
+    static uint64_t storage[32]; /* nobody reads it */
+    char *data = (char *)storage + (64 - (uintptr_t)storage % 64) % 64;
+    te_op_gemm_args a[2] = {TE_ZERO, TE_ZERO};
+    te__gemm_joint joint = TE_ZERO;
+    te__plan p;
+    int64_t shared = 0;
+    for (int i = 0; i < 2; i++) {
+        a[i].a = te_tensor_wrap(te, dt, SHAPE(1, k), data, NULL, NULL);
+        a[i].b = te_tensor_wrap(te, dt, SHAPE(n, k), data, NULL, NULL);
+        a[i].d = te_tensor_wrap(te, dt, SHAPE(1, n), data, NULL, NULL);
+        a[i].m = 1, a[i].n = n, a[i].k = k;
+        a[i].b_transposed = true;
+    }
+    joint.count = gated ? 2 : 1;
+    joint.activation = gated ? TE_SWIGLU : (te_activation)0;
+    joint.residual = sum ? te_tensor_wrap(te, dt, SHAPE(1, n), data, NULL, NULL) : NULL;
+    joint.y = te_tensor_wrap(te, dt, SHAPE(1, n), data, NULL, NULL);
+    te__plan_begin(&p, te);
+    p.explain = p.hopper = p.edits_maps = true;
+    p.sm = 90;
+    p.num_sms = 132;
+    CHECK(te__gemm_plan_joint(&p, a, joint));
+    CHECK(p.num_launches == 1 && !strcmp(p.launch[0].kernel, "gemv_joint") && p.launch[0].overlaps);
+    if (p.num_launches) shared = p.launch[0].shared_bytes;
+    CHECK(p.num_launches && p.launch[0].grid[0] == 132);
+    te__plan_end(&p);
+    return shared;
+}
+/* A multiprocessor has room for one block of a sum, never for two, and beside it for one block of what follows. A block takes 1024 bytes more than it asks for. */
+TE_TEST(joint_launches_are_wide_and_narrow) {
+    static const int64_t sizes[][2] = {{2048, 8192}, {4096, 12288}, {512, 1536}, {64, 64}};
+    const int64_t all = 228 * 1024, each = 1024;
+    te_ctx *te = test_context("cpu");
+    if (!te) return;
+    for (int i = 0; i < COUNT(sizes); i++) {
+        const int64_t hidden = sizes[i][0], inner = sizes[i][1];
+        const int64_t narrow[] = {joint_room(te, TE_BF16, hidden, hidden + hidden / 2, false, false), joint_room(te, TE_BF16, hidden, inner, false, true)};
+        const int64_t wide[] = {joint_room(te, TE_BF16, hidden, hidden, true, false), joint_room(te, TE_BF16, inner, hidden, true, false)};
+        test_case("hidden %d", (int)hidden);
+        for (int w = 0; w < 2; w++)
+            for (int n = 0; n < 2; n++) {
+                CHECK(2 * (wide[w] + each) > all);
+                CHECK(wide[w] + each + narrow[n] + each <= all);
+            }
+    }
+    CHECK_OK(te);
+}

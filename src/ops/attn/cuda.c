@@ -293,7 +293,7 @@ static te_result te__attn_plan_decode(te__plan *p, const te_op_attn_fwd_args *ar
         k->clustered = cluster > 0;
         l->cluster = (unsigned)cluster;
         l->cluster_y = true;
-        l->beside = true;
+        l->overlaps = true;
         te__attn_decode_early(p, args, k);
         te__launch_size(l, a->groups, splits, te__min(together, a->batch - first), 32 * TE__ATTN_DECODE_WARPS,
                         te__attn_decode_shared(a));

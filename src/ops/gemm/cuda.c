@@ -641,7 +641,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     }
     if (j->rope) te__launch_option(l, "ROPE", 1);
     te__launch_size(l, p->num_sms, 1, 1, 512, shared); /* blocks without a tile keep a place too */
-    l->beside = true;
+    l->overlaps = true;
     p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
     te__plan_why(p, q->high && j->norm
                         ? "products of a few rows at once: B by copies ahead into shared memory, A normalized and "

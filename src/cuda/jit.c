@@ -432,8 +432,8 @@ static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
 
 /* ---- for launch.c ---------------------------------------------------------------------------------- */
 
-/* Sets the function's attributes: the one that te__launch.overlaps asks for, and a higher limit of dynamic shared memory
- * if this launch needs more than all earlier launches. */
+/* Sets the function's attributes: the one that te__launch.overlaps asks for, and a higher limit of dynamic shared
+ * memory if this launch needs more than all earlier launches. */
 static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_entry *e) {
     char call[TE__LAUNCH_TEXT + 128], name[TE__LAUNCH_TEXT];
     te__cu_result code = 0;

@@ -206,7 +206,7 @@ TE_TEST(shard_files_of_ranks_that_lose_each_other) {
 
 /* Files of a save that was killed, or that had more ranks, go with the next save. */
 TE_TEST(shard_files_of_killed_saves_go) {
-    const struct utimbuf before = {.actime = time(NULL) - 7200, .modtime = time(NULL) - 7200};
+    struct utimbuf before = {.actime = time(NULL) - 7200, .modtime = time(NULL) - 7200};
     char path[512], part[600];
     snprintf(path, sizeof path, "%s", test_path("killed.safetensors"));
     for (int ranks = 2; ranks >= 0; ranks -= 2) {

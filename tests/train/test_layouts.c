@@ -249,7 +249,7 @@ static void memory_rank(rank_state *s) {
     te_seed(s->te, 2);
     te_module *all = te_module_create(s->te, &layers_class, "all");
     for (int i = 0; i < MEMORY_LAYERS; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "l%d", i);
         te_module_add_child(all, name, te_linear_create(s->te, &(te_linear_desc){.in_features = MEMORY_WIDTH, .out_features = MEMORY_WIDTH, .gemm = {.params_dtype = TE_F32, .no_bias = true},
                                                                                         .parallel = {.tp_group = dist.tensor, .parallel_mode = TE_PARALLEL_ROW}}));

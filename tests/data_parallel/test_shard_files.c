@@ -6,7 +6,6 @@
 #include "shards.h"
 #include <dirent.h>
 #include <unistd.h>
-#include <utime.h>
 
 typedef struct file_case {
     shard_case c;
@@ -206,13 +205,11 @@ TE_TEST(shard_files_of_ranks_that_lose_each_other) {
 
 /* Files of a save that was killed, or that had more ranks, go with the next save. */
 TE_TEST(shard_files_of_killed_saves_go) {
-    struct utimbuf before = {.actime = time(NULL) - 7200, .modtime = time(NULL) - 7200};
     char path[512], part[600];
     snprintf(path, sizeof path, "%s", test_path("killed.safetensors"));
     for (int ranks = 2; ranks >= 0; ranks -= 2) {
         snprintf(part, sizeof part, "%s.0123456789abcdef.1-of-4.00000001.7.1.tmp", path);
-        spit_text(part, "cut short");
-        CHECK_EQ_INT(utime(part, &before), 0); /* a writer of another host, which has ended */
+        leave_temporary(part);
         snprintf(part, sizeof part, "%s.0123456789abcdef.2-of-4", path);
         spit_text(part, "of no index");
         run_ranks(ranks, one_set, path);

@@ -270,7 +270,8 @@ typedef struct te__launch {
 typedef struct te__plan {
     te_ctx *te;
     int sm, num_sms;
-    int beside;    /* multiprocessors that collectives may hold beside this call; 0: there are none (te_ctx.flights) */
+    int beside;    /* multiprocessors that a collective on another stream may occupy while this operation runs; 0: no
+                    * collective is under way (te_ctx.flights) */
     bool at_once;  /* te__plan_at_once was asked: beside collectives there may be other kernels */
     bool hopper;   /* sm_90a kernels are available */
     bool edits_maps; /* kernels that change tensor maps are available. They need PTX 8.3, so NVRTC 12.3 or later */

@@ -6,8 +6,8 @@
  * that holds `mutex` must not call functions of the store, because the watcher takes it while it holds the store's
  * mutex.
  *
- * Communicators block: ncclAllReduce and the others queue their kernels and return in about 10 us. One that does not
- * block (ncclConfig_t.blocking = 0) starts a thread in each call, and takes about 90. A call may wait for another rank:
+ * Communicators block: ncclAllReduce and the others queue their kernels and return. A communicator that does not block
+ * (ncclConfig_t.blocking = 0) starts a thread in each call, which takes much longer. A call may wait for another rank:
  * while NCCL connects the two, or while the stream is full behind a collective that does not end. So the context's
  * thread holds no mutex in a call; it is `inside`. The thread that ends the communicator begins a group of NCCL's and
  * calls ncclCommAbort in it. That sets flags which end the other thread's wait; NCCL frees the communicator at the end

@@ -8,7 +8,8 @@ static bool te__is_plain_linear(const te_module *m) {
 }
 
 /* Returns whether the Linear m can leave the sum of its input's gradient to a node before it. It cannot if te_backward
- * runs it again by itself, if it has another forward, or if the sum is to run beside its products. */
+ * calls m alone once more (a checkpoint, a graph), if its forward has been replaced, or if the sum is to run beside its
+ * products. */
 static bool te__leaves_input_sum(const te_module *m) {
     return m && m->cls == &te__linear_class && !m->own_forward && !te__runs_graphs(m) && !m->checkpoint &&
            te__shares(&m->parallel, TE_PARALLEL_COLUMN) && m->parallel.group && !m->parallel.sequence &&

@@ -21,7 +21,8 @@ typedef struct te__ckpt_slice {
     int64_t unit;      /* bytes of an element */
     int64_t start, length; /* the slice, in elements of the part */
     const te__split *split; /* how ranks divide the whole; NULL: the part is the whole */
-    int64_t outer, own, inner; /* the part: the sizes before, in and behind the dimension that is divided */
+    int64_t outer, own, inner; /* elements of the part: products of its sizes before the dimension that ranks divide,
+                                * the size of that dimension, and the product of those behind it */
     te_group *shard_group; /* the ranks that have slices; NULL: this one alone */
     te__shard *value;  /* the parameter whose value this is, or NULL: a state */
     te_tensor *stored; /* saving: the parameter, stored quantized, whose decoded value this is; or NULL */

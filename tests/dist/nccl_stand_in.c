@@ -463,8 +463,9 @@ static void progress(comm *c) {
     if (c->is.kind == P2P && c->busy) go_on_p2p(c);
     else go_on(c);
 }
-/* Returns what a call of c returns whose beginning has returned r. It waits for `of`: c, or a part that it makes, whose
- * ranks still join. An abort of c ends either wait. The caller holds the mutex. */
+/* Ends a call of c that has begun, and returns its result. `r`: the result of its beginning. If that is IN_PROGRESS and
+ * c blocks, waits until all ranks of `of` have joined: c itself, or the part that a split makes. An abort of c ends the
+ * wait. The caller holds the mutex. */
 static int through(comm *c, comm *of, int r) {
     if (!c->blocks || r != IN_PROGRESS) return r;
     c->inside++;

@@ -139,7 +139,7 @@ static void different_recipes(rank_state *s) {
             te_module *fc = te_module_add_child(m, k ? "b" : "a", te_linear_create(te, &(te_linear_desc){.in_features = 32, .out_features = 32}));
             EXPECT(s, te_fsdp_unit(fc, &(te_data_parallel_desc){.group = s->group, .shard = shard}) == TE_OK);
         }
-        if (what == 3 && differs && shard != TE_SHARD_PARAMETERS) { /* ranks gather these together */
+        if (what == 3 && differs && shard != TE_SHARD_PARAMETERS) { /* evaluates by itself; sharded parameters take all ranks to gather */
             te_no_grad_begin(te);
             EXPECT(s, te_forward(m, te_tensor_full(te, TE_BF16, SHAPE(32, 32), 1)));
             te_no_grad_end(te);

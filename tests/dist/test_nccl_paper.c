@@ -90,7 +90,7 @@ static int paper_reduce(const void *x, void *out, size_t count, int dtype, int o
     for (int i = 0; i < 10000 && te__atomic_load(&paper_nccl.stuck) && !te__atomic_load(&paper_nccl.aborts); i++)
         te__sleep(0.001);
     if (!te__atomic_load(&paper_nccl.stuck)) return 0;
-    te__sleep(0.02); /* on its way out, it still uses the communicator */
+    te__sleep(0.02); /* the call has not returned yet, and may still read the communicator */
     te__atomic_store(&paper_nccl.stuck, 0);
     return 3;
 }

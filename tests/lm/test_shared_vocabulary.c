@@ -140,7 +140,7 @@ static void parts_rank(rank_state *s) {
             EXPECT(s, te_tensor_shape(y)[0] == BATCH && te_tensor_shape(y)[1] == SV_LENGTH && te_tensor_shape(y)[2] == SV_WORDS / n);
             te_tensor *loss = te_cross_entropy(y, ids, &(te_cross_entropy_desc){.dist_process_group = te_causal_lm_logits_group(m)});
             const te_group_stats sent = te_group_get_stats(s->group);
-            /* five projections of each layer and the head gather tokens; three numbers of each token are the loss */
+            /* Tokens are gathered for five projections of each layer and for the head. The loss exchanges three numbers a token. */
             const int64_t gathered = c.parallel.sequence_parallel ? (5 * SV_LAYERS + 1) * TOKENS / n * row : 0;
             if (pass) EXPECT(s, sent.all_gather.bytes == (uint64_t)(others * (gathered + 3 * TOKENS * 4)));
             EXPECT(s, sent.all_reduce.calls == (c.parallel.sequence_parallel ? 0 : 1 + 2 * SV_LAYERS));

@@ -151,9 +151,9 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
 
 /* Returns with how many clusters gemm_hopper is launched: as many as run at a time, each for its share of the tiles.
  * Beside a collective some find no room, and begin when another cluster has done its whole share, so that the product
- * takes 1.8 of its time. So then a cluster has two tiles, or one if there are few, and goes where there is room: 1.2
- * to 1.5. By itself a product takes 1.01 to 1.06 in this way. Products of groups draw their tiles, and each tile has
- * the same bits in any cluster. */
+ * takes up to twice its time. So then a cluster has two tiles, or one if there are few, and goes where there is room
+ * (tests/bench/notes.md, "Several GPUs"). Products of groups draw their tiles. Each tile has the same bits in any
+ * cluster. */
 static int64_t te__gemm_hopper_clusters(const te__plan *p, const te__gemm_problem *q, const te__gemm_choice *c) {
     const int64_t works = c->tiles * c->splits;
     int64_t clusters = te__gemm_clusters(p, c->tile);

@@ -134,30 +134,31 @@ static void dist_shape(const dist_bench *d, int layers, int64_t tokens, char tex
 /* ---- data parallelism: what shows of the exchanges ---- */
 
 /* A collective by itself. */
-typedef enum dist_collective { DIST_REDUCE, DIST_SCATTER, DIST_GATHER } dist_collective;
+typedef enum dist_collective { DIST_REDUCE, DIST_TRADE, DIST_GATHER } dist_collective;
 typedef struct dist_message {
+    dist_collective kind;
     te_group *world;
     te_tensor *x, *out;
-    bool gathers;
 } dist_message;
-static void dist_reduce(void *arg) {
+static void dist_send(void *arg) {
     dist_message *m = (dist_message *)arg;
-    if (!m->out) te_all_reduce(m->world, m->x, TE_REDUCE_SUM);
-    else if (m->gathers) te_all_gather(m->world, m->x, m->out);
-    else te_reduce_scatter(m->world, m->x, m->out);
+    if (m->kind == DIST_REDUCE) te_all_reduce(m->world, m->x, TE_REDUCE_SUM);
+    else if (m->kind == DIST_GATHER) te_all_gather(m->world, m->x, m->out);
+    else te_all_to_all(m->world, m->x, NULL, m->out, NULL);
 }
 /* Seconds for each byte of its message. */
 static double dist_alone(dist_bench *d, dist_collective kind, int64_t bytes) {
-    const int64_t n = d->dist.size, whole = (bytes / 4 + n - 1) / n * n, part = whole / n;
+    const te_dtype dtype = d->dist.size == 2 || kind != DIST_REDUCE ? TE_BF16 : TE_F32; /* as gradients travel */
+    const int64_t n = d->dist.size, size = dtype == TE_F32 ? 4 : 2, whole = (bytes / size + n - 1) / n * n, part = whole / n;
     dist_message m = TE_ZERO;
     double seconds;
     te_scope_begin(d->te);
+    m.kind = kind;
     m.world = d->dist.world;
-    m.gathers = kind == DIST_GATHER;
-    m.x = te_tensor_zeros(d->te, TE_F32, 1, kind == DIST_GATHER ? &part : &whole);
-    if (kind != DIST_REDUCE) m.out = te_tensor_zeros(d->te, TE_F32, 1, kind == DIST_GATHER ? &whole : &part);
-    for (int i = 0; i < 3; i++) dist_reduce(&m);
-    seconds = time_of_ranks(d->te, d->dist.world, dist_reduce, &m, te_ctx_is_cuda(d->te) ? 20 : 2);
+    m.x = te_tensor_zeros(d->te, dtype, 1, kind == DIST_GATHER ? &part : &whole);
+    if (kind != DIST_REDUCE) m.out = te_tensor_zeros(d->te, dtype, 1, &whole);
+    for (int i = 0; i < 3; i++) dist_send(&m);
+    seconds = time_of_ranks(d->te, d->dist.world, dist_send, &m, te_ctx_is_cuda(d->te) ? 20 : 2);
     te_scope_end(d->te);
     return seconds / (double)bytes;
 }
@@ -171,7 +172,7 @@ static void dist_overlap(dist_bench *d) {
                 {"parameter shards, not ahead", TE_SHARD_PARAMETERS, true}};
     const int layers = d->z->layers;
     const double tokens = (double)d->z->tokens, ranks = d->dist.size;
-    double pass, step, elements, reduce, scatter, gather;
+    double pass, step, elements, reduce, trade, gather;
     char shape[96], name[96];
     dist_shape(d, layers, d->z->tokens, shape);
     te_scope_begin(d->te);
@@ -184,11 +185,13 @@ static void dist_overlap(dist_bench *d) {
     dist_drop(&w);
     te_scope_end(d->te);
     /* buckets of gradients, and the weights of a unit */
-    reduce = dist_alone(d, DIST_REDUCE, te__min((int64_t)25 << 20, (int64_t)(4 * elements)));
-    scatter = dist_alone(d, DIST_SCATTER, te__min((int64_t)25 << 20, (int64_t)(4 * elements)));
+    const double size = d->dist.size == 2 ? 2 : 4; /* of an element in an all-reduce */
+    const int64_t bucket = te__min((int64_t)25 << 20, (int64_t)(4 * elements)) / 4;
+    reduce = dist_alone(d, DIST_REDUCE, (int64_t)size * bucket);
+    trade = dist_alone(d, DIST_TRADE, 2 * bucket);
     gather = dist_alone(d, DIST_GATHER, (int64_t)(2 * elements / layers));
     for (int i = 0; i < (int)(sizeof rows / sizeof *rows) && te_ok(d->te); i++) {
-        const double alone = rows[i].shard == TE_SHARD_NONE ? 4 * elements * reduce : 4 * elements * scatter + (rows[i].shard == TE_SHARD_PARAMETERS ? 2 * 2 * elements * gather : 0);
+        const double alone = rows[i].shard == TE_SHARD_NONE ? size * elements * reduce : 2 * elements * trade + (rows[i].shard == TE_SHARD_PARAMETERS ? 2 * 2 * elements * gather : 0);
         double with, exposed;
         te_scope_begin(d->te);
         w = dist_layers(d, layers, d->z->tokens, NULL);
@@ -392,7 +395,7 @@ static double dist_model_bytes(const dist_model *z, double elements, double rank
     return (2 + 12 + 2) * elements / ranks /* parameters, master and two moments, gradients */
            + 2 * root                      /* gathered around all layers */
            + 2 * table                     /* a gradient of the root that is not exchanged yet */
-           + 4 * table + 4 * table / ranks /* its exchange, in f32 */
+           + 4 * table + (ranks > 2 ? 4 * table / ranks : 0) /* its exchange: sent and received in 16 bits, added up in f32 */
            + 2 * 2 * layer;                /* a layer, and the one that is gathered ahead */
 }
 static void dist_whole_model(dist_bench *d, const dist_model *z, bool compare) {

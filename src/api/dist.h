@@ -69,16 +69,16 @@
  * two moments, beside what is gathered (api/sharding.h) and activations:
  *
  *     model         GPUs  layout              exchanges    layers    memory
- *     Llama 70 G    8     dp 8                    493.9       0.0     141.1
+ *     Llama 70 G    8     dp 8                    370.4       0.0     141.1
  *     Llama 70 G    8     tp 8                      0.0      94.0     170.5
- *     Llama 70 G    64    dp 64                   555.6       0.0      17.6
- *     Llama 70 G    64    tp 8, dp 8               74.6      94.0      21.3
- *     Llama 70 G    1024  dp 1024                 563.9       0.0       1.1
- *     Llama 70 G    1024  tp 8, dp 128             84.6      94.0       1.3
- *     Llama 70 G    1024  tp 8, cp 4, dp 32        84.6      24.7       1.3
- *     Mixtral 47 G  8     ep 8                     11.2      15.0      93.4
- *     Mixtral 47 G  64    ep 8, dp 8               52.1      15.0      11.7
- *     Mixtral 47 G  1024  ep 8, dp 128             57.6      15.0       0.7
+ *     Llama 70 G    64    dp 64                   416.7       0.0      17.6
+ *     Llama 70 G    64    tp 8, dp 8               56.0      94.0      21.3
+ *     Llama 70 G    1024  dp 1024                 422.9       0.0       1.1
+ *     Llama 70 G    1024  tp 8, dp 128             63.5      94.0       1.3
+ *     Llama 70 G    1024  tp 8, cp 4, dp 32        63.5      24.7       1.3
+ *     Mixtral 47 G  8     ep 8                      8.4      15.0      93.4
+ *     Mixtral 47 G  64    ep 8, dp 8               39.1      15.0      11.7
+ *     Mixtral 47 G  1024  ep 8, dp 128             43.2      15.0       0.7
  *
  * Ranks of tp share a host, as a rule: their exchanges are part of each layer, and only the others run beside work. */
 

@@ -19,6 +19,11 @@
  * All ranks must make the same calls of te_backward. Each call must reach the parameters of the model on all ranks or
  * on none. A parameter without a gradient on this rank gets that of the other ranks, if there is one.
  *
+ * On the way gradients have the 16-bit format of their parameters, if all of a bucket have the same one, and none has a
+ * main_grad in f32: in sharded units, where each rank adds up the slices of all ranks in f32 (of a custom group with
+ * all_to_all); in other units between two ranks, in bf16, if the sum is divided by a power of two. The results are
+ * those of f32, in which all others travel.
+ *
  * Overlap. A group of processes (NCCL) runs these collectives on a second stream, while the pass goes on: at most two
  * exchanges are under way, and all have ended when te_backward returns. In a capture the second stream becomes part of
  * the graph, and joins the first before te_backward returns. The group of threads, and a custom group, run them at
@@ -46,8 +51,8 @@
  *     te_fsdp_unit(model, &d);
  *     te_optimizer *adam = te_fused_adam_create(te, model, &options);
  *
- *   - The exchange gives each rank the gradient of its slices alone, by te_reduce_scatter. te_tensor_grad of the
- *     parameter is NULL then, and te_fsdp_get_slice has the gradient.
+ *   - The exchange gives each rank the gradient of its slices alone, by te_all_to_all, or in f32 by te_reduce_scatter.
+ *     te_tensor_grad of the parameter is NULL then, and te_fsdp_get_slice has the gradient.
  *   - The optimizer's states and masters are those of the slices. te_optimizer_step updates them, rounds them to the
  *     parameter's format, or quantizes them (te_quantize_master_weights), and with TE_SHARD_OPTIMIZER gathers the new
  *     parameters: codes of 8 or 4 bits for weights that are stored quantized (te_post_all_gather_processing follows).
@@ -69,10 +74,10 @@
  * A slice is ceil(ceil(elements / n) / 8) * 8 elements of a plain parameter, or ceil(rows / n) rows of a weight that is
  * stored quantized; the last ranks may have fewer or none. Memory of a rank, for a model of P bytes of parameters, G of
  * gradients and S of optimizer states and masters, whose largest unit has p bytes, and whose largest bucket has e
- * elements (up to rounding):
+ * elements, of w bytes on the way (up to rounding):
  *
  *     shard                   between steps     and at the most, in a step, beside activations
- *     TE_SHARD_NONE           P + S             G + 4 e (a bucket's gradients in f32)
+ *     TE_SHARD_NONE           P + S             G + w e
  *     TE_SHARD_OPTIMIZER      P + S/n           G/n + gradients of units not exchanged yet + 4 e + 4 e/n; or 2 p (step)
  *     TE_SHARD_PARAMETERS     P/n + S/n         G/n + gradients of one unit + 4 e + 4 e/n + p, or 2 p to gather; p for
  *                                               each unit around the one that runs (the model itself, as a rule)
@@ -80,11 +85,11 @@
  * A group that runs exchanges on a second stream has two of them, which is 4 e + 4 e/n once more. The p is the unit
  * that is gathered ahead (no_prefetch: 0).
  *
- * Bytes that a rank sends in a step of m microbatches, of E elements in all (a ring; f32 gradients):
+ * Bytes that a rank sends in a step of m microbatches, of E elements in all, whose gradients have w bytes on the way:
  *
- *     TE_SHARD_NONE           2 (n - 1)/n 4 E
- *     TE_SHARD_OPTIMIZER      (n - 1)/n (4 E + P)
- *     TE_SHARD_PARAMETERS     (n - 1)/n (4 E + 2 m P); with no_reshard_after_forward (n - 1)/n (4 E + m P); m P more
+ *     TE_SHARD_NONE           2 (n - 1)/n w E
+ *     TE_SHARD_OPTIMIZER      (n - 1)/n (w E + P)
+ *     TE_SHARD_PARAMETERS     (n - 1)/n (w E + 2 m P); with no_reshard_after_forward (n - 1)/n (w E + m P); m P more
  *                             where a checkpoint that is not within one unit runs the forward again
  *
  * Without requires_gradient_sync nothing of a gradient is exchanged, and whole gradients, G, stay until a later pass

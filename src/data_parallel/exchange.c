@@ -9,9 +9,36 @@
 
 /* ---- the exchange ---- */
 
-/* Returns the collective that exchanges the unit's gradients. */
-static te__collective te__unit_collective(const te__dp_unit *u) {
-    return u->set ? TE__REDUCE_SCATTER : TE__ALL_REDUCE;
+/* Returns the number by which the sums of the unit's gradients are divided. */
+static float te__unit_divisor(const te__dp_unit *u) {
+    return u->desc.gradient_divide_factor > 0.0f ? u->desc.gradient_divide_factor
+                                                 : (float)te__group_size(u->desc.group);
+}
+/* Returns whether products with 1 / divisor are exact. */
+static bool te__divides_exactly(float divisor) {
+    int exponent;
+    return frexpf(divisor, &exponent) == 0.5f;
+}
+/* Returns the 16-bit format in which the gradients of a bucket travel; or f32, of which 16 bits give the same sums in
+ * these cases alone: a rank that gets the slices of all ranks adds them up in f32; and a sum over two ranks is rounded
+ * once, if the division behind it is exact (f16 could overflow before it). All ranks must choose the same format, with
+ * or without the gradients: so the parameters' formats decide. */
+static te_dtype te__bucket_format(const te__bucket *b) {
+    const te__dp_unit *u = b->unit;
+    const te_dtype dtype = b->n ? b->list[0]->dtype : TE_F32;
+    int i;
+    if (u->set ? !(u->desc.group && u->desc.group->is.all_to_all)
+               : dtype == TE_F16 || te__group_size(u->desc.group) != 2 || !te__divides_exactly(te__unit_divisor(u)))
+        return TE_F32;
+    for (i = 0; i < b->n; i++) {
+        const te_tensor *x = b->list[i], *main_grad = te_tensor_main_grad(x);
+        if (x->dtype != dtype || (main_grad && main_grad->dtype != dtype)) return TE_F32;
+    }
+    return dtype;
+}
+/* Informs the other ranks that this rank does not exchange the unit's gradients. Returns `result`. */
+static te_result te__unit_refuse(const te__dp_unit *u, te_result result) {
+    return te__refuse(u->desc.group, u->set ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
 }
 
 /* Returns whether a gradient of a unit was written after te->writes was `since`. */
@@ -47,33 +74,56 @@ static float *te__bucket_counts(const te__bucket *b, te_tensor *counts, te_resul
     return count;
 }
 
-/* Computes out = factor * x. Treats x and out as vectors; they have the same number of elements. */
-static te_result te__unit_move(te_tensor *x, te_tensor *out, float factor) {
-    te_op_axpby_args a = TE_ZERO;
-    if (te__numel(x) == 0) return TE_OK;
-    a.x = te__alias_1d(x, 0, x->dtype, te__numel(x));
-    a.out = te__alias_1d(out, 0, out->dtype, te__numel(out));
-    a.alpha = factor;
-    return a.x && a.out ? te_op_axpby(x->te, &a) : te_error_code(x->te);
+/* Two lists, of tensors that are read and of those that get their values. */
+typedef struct te__pairs {
+    te_tensor **from, **to; /* [capacity]; `from` is an allocation for both */
+    int n;
+} te__pairs;
+static te__pairs te__pairs_open(te_ctx *te, int capacity) {
+    te__pairs p = TE_ZERO;
+    p.from = (te_tensor **)te__alloc(te, 2 * (size_t)capacity * sizeof(te_tensor *));
+    p.to = p.from ? p.from + capacity : NULL;
+    return p;
 }
-/* Returns one f32 vector of all gradients; a missing gradient counts as zeros.
+/* Adds a pair: x, and elements of the vector `flat` from `at` on, which come first if `out` is false. */
+static te_result te__pairs_add(te__pairs *p, te_tensor *x, te_tensor *flat, int64_t at, bool out) {
+    te_tensor *own = te__alias_1d(x, 0, x->dtype, te__numel(x)),
+              *part = te__alias_1d(flat, at * te__dtype_size(flat->dtype), flat->dtype, te__numel(x));
+    if (!own || !part) return te_error_code(x->te);
+    p->from[p->n] = out ? own : part;
+    p->to[p->n++] = out ? part : own;
+    return TE_OK;
+}
+/* Computes to = factor * from for each pair. */
+static te_result te__pairs_scale(te_ctx *te, const te__pairs *p, float factor) {
+    te_op_multi_scale_args a = TE_ZERO;
+    a.in = (const te_tensor *const *)p->from;
+    a.out = p->to;
+    a.num_tensors = p->n;
+    a.scale = factor;
+    return p->n ? te_op_multi_scale(te, &a) : TE_OK;
+}
+/* Returns one vector, in `format`, of all gradients; a missing gradient counts as zeros.
  * Behind the gradients, the vector has one number per parameter: 1 if this rank has the gradient, else 0. So the
  * all-reduce also counts the ranks that have the gradient. */
-static te_tensor *te__bucket_flat(te_ctx *te, const te__bucket *b, te_tensor *const *grads) {
+static te_tensor *te__bucket_flat(te_ctx *te, const te__bucket *b, te_dtype format, te_tensor *const *grads) {
     te_tensor *flat;
+    te__pairs pairs = te__pairs_open(te, b->n);
     int64_t numel = 0, at = 0;
     te_result result;
     int i;
     for (i = 0; i < b->n; i++) numel += te__numel(b->list[i]);
-    flat = te__empty_1d(te, TE_F32, numel + b->n);
+    flat = pairs.from ? te__empty_1d(te, format, numel + b->n) : NULL;
     result = flat ? te_tensor_fill(te_tensor_narrow(flat, 0, numel, b->n), 1.0) : te_error_code(te);
     for (i = 0; i < b->n && result == TE_OK; i++) {
-        te_tensor *to = te_tensor_narrow(flat, 0, at, te__numel(b->list[i]));
-        at += te__numel(b->list[i]);
-        if (!to) return NULL;
-        result = grads[i] ? te__unit_move(grads[i], to, 1.0f) : te_tensor_fill(to, 0.0);
+        const int64_t n = te__numel(b->list[i]);
+        if (grads[i]) result = te__pairs_add(&pairs, grads[i], flat, at, true);
+        else result = te_tensor_fill(te_tensor_narrow(flat, 0, at, n), 0.0);
         if (result == TE_OK && !grads[i]) result = te_tensor_fill(te_tensor_narrow(flat, 0, numel + i, 1), 0.0);
+        at += n;
     }
+    if (result == TE_OK) result = te__pairs_scale(te, &pairs, 1.0f);
+    te__free(te, pairs.from);
     return result == TE_OK ? flat : NULL;
 }
 /* Stores the summed gradients, times `factor`, as gradients of the parameters. If only other ranks have the gradient
@@ -81,24 +131,30 @@ static te_tensor *te__bucket_flat(te_ctx *te, const te__bucket *b, te_tensor *co
 static te_result te__bucket_spread(te__bucket *b, te_tensor *flat, float factor) {
     te_ctx *te = b->unit->module->te;
     const int fresh = te->tape.num_fresh;
-    te_result result = TE_OK;
-    float *count = b->lacks
+    te__pairs pairs = te__pairs_open(te, b->n);
+    te_result result = pairs.from ? TE_OK : te_error_code(te);
+    float *count = b->lacks && result == TE_OK
                        ? te__bucket_counts(b, te_tensor_narrow(flat, 0, te__numel(flat) - b->n, b->n), &result)
                        : NULL;
     int64_t at = 0;
     int i;
     for (i = 0; i < b->n && result == TE_OK; i++) {
-        te_tensor *param = b->list[i], *from = te_tensor_narrow(flat, 0, at, te__numel(param)), *to = NULL;
+        te_tensor *param = b->list[i], *to = NULL;
         const bool had = b->had[i] != TE_DTYPE_NONE;
+        const int64_t begin = at;
         at += te__numel(param);
         if (!had && count[i] == 0.0f) continue;
         if (had) result = te__main_or_grad(param, &to);
-        else to = te_tensor_empty(te, param->dtype, param->ndim, param->shape);
-        if (result == TE_OK) result = from && to ? te__unit_move(from, to, factor) : te_error_code(te);
-        if (result == TE_OK && !had) result = te__var_add_grad(te, param->var, to);
+        else {
+            to = te_tensor_empty(te, param->dtype, param->ndim, param->shape);
+            result = to ? te__var_add_grad(te, param->var, to) : te_error_code(te);
+        }
+        if (result == TE_OK) result = te__pairs_add(&pairs, to, flat, begin, false);
     }
+    if (result == TE_OK) result = te__pairs_scale(te, &pairs, factor);
     result = te__leaves_own(te, fresh, result);
     te__free(te, count);
+    te__free(te, pairs.from);
     return result;
 }
 
@@ -127,14 +183,14 @@ static int64_t te__bucket_columns(const te__bucket *b) {
     for (i = 0; i < b->n; i++) columns += b->list[i]->shard->chunk * b->list[i]->shard->width;
     return columns;
 }
-/* Returns one f32 matrix [ranks, columns] of all gradients; row r is for rank r, and has its slices of the gradients.
- * Behind them, each row has one number per parameter: 1 if this rank has the gradient, else 0. */
-static te_tensor *te__bucket_rows(te__bucket *b, int64_t columns, te_tensor *const *grads) {
+/* Returns one matrix [ranks, columns], in `format`, of all gradients; row r is for rank r, and has its slices of the
+ * gradients. Behind them, each row has one number per parameter: 1 if this rank has the gradient, else 0. */
+static te_tensor *te__bucket_rows(te__bucket *b, te_dtype format, int64_t columns, te_tensor *const *grads) {
     te_ctx *te = b->unit->module->te;
     const te__shard_set *set = b->unit->set;
-    te_tensor *rows = te__empty_2d(te, TE_F32, set->size, columns), *flags;
+    te_tensor *rows = te__empty_2d(te, format, set->size, columns), *flags;
     te_result result = rows ? TE_OK : te_error_code(te);
-    const int64_t size = (int64_t)sizeof(float);
+    const int64_t size = te__dtype_size(format);
     int64_t at = 0;
     bool gaps = false; /* slices may be shorter than their places */
     int i;
@@ -144,7 +200,7 @@ static te_tensor *te__bucket_rows(te__bucket *b, int64_t columns, te_tensor *con
     for (i = 0; i < b->n && result == TE_OK; i++) {
         const te__shard *s = b->list[i]->shard;
         if (grads[i])
-            result = te__shard_copy(rows, columns * size, at * size, TE_F32, grads[i], grads[i]->dtype, s, s->width,
+            result = te__shard_copy(rows, columns * size, at * size, format, grads[i], grads[i]->dtype, s, s->width,
                                     s->width, true);
         at += s->chunk * s->width;
     }
@@ -165,29 +221,50 @@ static te_result te__bucket_drop_gradients(te__bucket *b) {
     }
     return result;
 }
-/* Adds this rank's slices of the summed gradients, times `factor`, to the gradients of the slices. */
-static te_result te__bucket_keep_slices(te__bucket *b, te_tensor *row, float factor) {
+/* Returns a vector: elements `at` to at + n - 1 of the sum of the first `rows` of x [any, columns], added in f32 in
+ * their order. One row is not copied. */
+static te_tensor *te__sum_of_rows(te_tensor *x, int rows, int64_t at, int64_t n) {
+    const int64_t columns = x->shape[1], size = te__dtype_size(x->dtype);
+    te_tensor *sum = te__alias_1d(x, at * size, x->dtype, n);
+    int i;
+    for (i = 1; i < rows && sum; i++) {
+        const te_tensor *row = te__alias_1d(x, (i * columns + at) * size, x->dtype, n);
+        te_tensor *to = i > 1 ? sum : te__empty_1d(x->te, TE_F32, n);
+        sum = row && to && te__axpby_into(to, sum, row, 1.0f, 1.0f) == TE_OK ? to : NULL;
+    }
+    return sum;
+}
+/* Adds this rank's slices of the gradients, times 1 / divisor, to the gradients of the slices. Their sum over the ranks
+ * is that of the rows of `rows`. */
+static te_result te__bucket_keep_slices(te__bucket *b, te_tensor *rows, float divisor) {
     te_ctx *te = b->unit->module->te;
+    const int64_t columns = rows->shape[1], size = te__dtype_size(rows->dtype);
+    const int n = (int)rows->shape[0];
+    const bool fused = n > 1 && te__divides_exactly(divisor); /* the last addition and the product are one pass */
+    const float factor = 1.0f / divisor;
     te_result result = TE_OK;
-    float *count =
-        b->lacks ? te__bucket_counts(b, te_tensor_narrow(row, 0, te__numel(row) - b->n, b->n), &result) : NULL;
+    float *count = b->lacks ? te__bucket_counts(b, te__sum_of_rows(rows, n, columns - b->n, b->n), &result) : NULL;
     int64_t at = 0;
     int i;
     for (i = 0; i < b->n && result == TE_OK; i++) {
-        te_tensor *x = b->list[i], *own, *from;
+        te_tensor *x = b->list[i], *own, *sum, *row = NULL;
         te__shard *s = x->shard;
         const int64_t begin = at;
         const bool had = b->had[i] != TE_DTYPE_NONE;
         at += s->chunk * s->width;
         if (!had && count[i] == 0.0f) continue;
-        from = te_tensor_narrow(row, 0, begin, s->length);
         own = x->var->shard_grad;
         if (own) { /* an exchange before this one, since the last step */
-            result = from ? te__axpby_into(own, from, own, factor, 1.0f) : te_error_code(te);
+            sum = te__sum_of_rows(rows, n, begin, s->length);
+            result = sum ? te__axpby_into(own, sum, own, factor, 1.0f) : te_error_code(te);
             continue;
         }
         own = te__empty_1d(te, had ? b->had[i] : x->dtype, s->length);
-        result = from && own ? te__unit_move(from, own, factor) : te_error_code(te);
+        sum = te__sum_of_rows(rows, fused ? n - 1 : n, begin, s->length);
+        if (fused) row = te__alias_1d(rows, ((n - 1) * columns + begin) * size, rows->dtype, s->length);
+        if (!own || !sum || (fused && !row)) result = te_error_code(te);
+        else if (s->length > 0)
+            result = te__axpby_into(own, sum, row, factor, fused ? factor : 0.0f);
         if (result != TE_OK) break;
         x->var->shard_grad = te_tensor_retain(own);
         own->is_gradient = s->fresh = true;
@@ -207,13 +284,30 @@ static te_result te__bucket_same_params(const te__bucket *b) {
     return te__shards_same(b->unit->set);
 }
 
+/* Begins the exchange of rows for all ranks. Where it ends, b->flight.out has those for this rank; or one row, their
+ * sum. */
+static te_result te__bucket_send_slices(te__bucket *b, te_tensor *const *grads, te_result result) {
+    te__dp_unit *u = b->unit;
+    te_ctx *te = u->module->te;
+    const te_dtype format = te__bucket_format(b);
+    const te__collective kind = format == TE_F32 ? TE__REDUCE_SCATTER : TE__ALL_TO_ALL;
+    te_tensor *rows = NULL, *own = NULL;
+    if (result == TE_OK) {
+        const int64_t columns = te__bucket_columns(b) + b->n;
+        rows = te__bucket_rows(b, format, columns, grads);
+        own = rows ? te__empty_2d(te, format, kind == TE__ALL_TO_ALL ? u->set->size : 1, columns) : NULL;
+        result = own ? TE_OK : te_error_code(te);
+    }
+    return te__flight_begin(&b->flight, u->desc.group, kind, rows, own, result);
+}
+
 /* ---- one bucket ---- */
 
 /* Begins the exchange of a bucket. b->had stays NULL if there is nothing to exchange. */
 static te_result te__bucket_begin(te__bucket *b) {
     te__dp_unit *u = b->unit;
     te_ctx *te = u->module->te;
-    te_tensor **grads, *from = NULL, *to = NULL;
+    te_tensor **grads, *flat = NULL;
     te_result result = TE_OK;
     b->done = true;
     b->lacks = false;
@@ -236,14 +330,12 @@ static te_result te__bucket_begin(te__bucket *b) {
     te__frame_begin(te);
     te->tape.no_grad++;
     if (result == TE_OK) result = te__bucket_gradients(b, grads);
-    if (result == TE_OK && u->set) {
-        const int64_t columns = te__bucket_columns(b) + b->n;
-        from = te__bucket_rows(b, columns, grads);
-        to = from ? te__empty_1d(te, TE_F32, columns) : NULL;
-    } else if (result == TE_OK)
-        from = te__bucket_flat(te, b, grads);
-    if (result == TE_OK && (!from || (u->set && !to))) result = te_error_code(te);
-    result = te__flight_begin(&b->flight, u->desc.group, te__unit_collective(u), from, to, result);
+    if (!u->set) {
+        flat = result == TE_OK ? te__bucket_flat(te, b, te__bucket_format(b), grads) : NULL;
+        if (result == TE_OK && !flat) result = te_error_code(te);
+        result = te__flight_begin(&b->flight, u->desc.group, TE__ALL_REDUCE, flat, NULL, result);
+    } else
+        result = te__bucket_send_slices(b, grads, result);
     if (result == TE_OK && u->set && !te->warming) result = te__bucket_drop_gradients(b);
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
@@ -256,14 +348,13 @@ static te_result te__bucket_begin(te__bucket *b) {
 static te_result te__bucket_land(te__bucket *b, te_result result) {
     te__dp_unit *u = b->unit;
     te_ctx *te = u->module->te;
-    const float divide = u->desc.gradient_divide_factor > 0.0f ? u->desc.gradient_divide_factor
-                                                               : (float)te__group_size(u->desc.group);
+    const float divisor = te__unit_divisor(u);
     if (!b->had) return result;
     te__frame_begin(te);
     te->tape.no_grad++;
     if (result == TE_OK) result = te__flight_land(&b->flight);
-    if (result == TE_OK && !u->set) result = te__bucket_spread(b, b->flight.x, 1.0f / divide);
-    else if (result == TE_OK && !te->warming) result = te__bucket_keep_slices(b, b->flight.out, 1.0f / divide);
+    if (result == TE_OK && !u->set) result = te__bucket_spread(b, b->flight.x, 1.0f / divisor);
+    else if (result == TE_OK && !te->warming) result = te__bucket_keep_slices(b, b->flight.out, divisor);
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
     te__bucket_drop(b);
@@ -313,7 +404,7 @@ static te_result te__unit_exchange(te__dp_unit *u) {
     int i;
     if (!u->state.requires_gradient_sync) return TE_OK;
     result = te__units_list(te);
-    if (result != TE_OK) return te__refuse(u->desc.group, te__unit_collective(u), result);
+    if (result != TE_OK) return te__unit_refuse(u, result);
     for (i = 0; i < u->num_buckets && result == TE_OK; i++) result = te__bucket_exchange(&u->buckets[i]);
     result = te__buckets_land(te, 0, result);
     if (!te__sharding_of(te)->listed) te__units_forget(te);

@@ -371,7 +371,7 @@ static te_result te__units_refuse_chosen(te_ctx *te, te_result result) {
         if (u->chosen && !first) first = u;
         u->chosen = false;
     }
-    return first ? te__refuse(first->desc.group, te__unit_collective(first), result) : result;
+    return first ? te__unit_refuse(first, result) : result;
 }
 static bool te__unit_call_root(void *user, te_module *m) {
     *(te_result *)user = te__unit_root_callback(te__unit_of(m));
@@ -413,7 +413,7 @@ static te_result te__stage_run_whole(te_module *stage, te__dp_unit *u, const te_
     u->state.requires_gradient_sync = true;
     if (d->last_backward)
         result = result == TE_OK ? te_fsdp_post_backward(stage)
-                                 : te__refuse(u->desc.group, te__unit_collective(u), result);
+                                 : te__unit_refuse(u, result);
     u->state = before;
     return result;
 }

@@ -58,7 +58,9 @@ static te_result te__flight_run(te_group *group, te__collective kind, te__flight
     switch (kind) {
     case TE__ALL_REDUCE: result = te_all_reduce(group, x, TE_REDUCE_SUM); break;
     case TE__REDUCE_SCATTER: result = te_reduce_scatter(group, x, out); break;
-    case TE__ALL_TO_ALL: result = te__group_exchange(group, x, to, out, from); break;
+    case TE__ALL_TO_ALL:
+        result = to < 0 ? te_all_to_all(group, x, NULL, out, NULL) : te__group_exchange(group, x, to, out, from);
+        break;
     default: result = te_all_gather(group, x, out);
     }
     if (f->wide[0]) /* te_group_stats: in the tensors' own format */
@@ -150,11 +152,11 @@ static te_result te__flight_start(te__flight *f, te_group *group, te__collective
     if (result != TE_OK) te__flight_drop(f);
     return result;
 }
-/* Begins te_all_reduce (a sum; out is NULL), te_reduce_scatter or te_all_gather. `f` is empty. On failure it stays so.
- * `result`: an error of this rank from before, which it tells the others. */
+/* Begins te_all_reduce (a sum; out is NULL), te_reduce_scatter, te_all_gather, or te_all_to_all of equal blocks. `f` is
+ * empty. On failure it stays so. `result`: an error of this rank from before, which it tells the others. */
 static te_result te__flight_begin(te__flight *f, te_group *group, te__collective kind, te_tensor *x, te_tensor *out,
                                   te_result result) {
-    return te__flight_start(f, group, kind, x, out, 0, 0, result);
+    return te__flight_start(f, group, kind, x, out, -1, -1, result);
 }
 /* Begins to send x to rank `to`, and to receive out from rank `from`. All ranks call it, each with other ranks. */
 static te_result te__flight_exchange(te__flight *f, te_group *group, te_tensor *x, int to, te_tensor *out, int from,

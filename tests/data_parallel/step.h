@@ -56,8 +56,8 @@ typedef struct step_peak_range {
 /* The most that a step in bf16 takes beside what is there between steps, in bytes for each element of a unit: the
  * formula of api/sharding.h. The pool rounds a buffer of some elements more than a power of two up by an eighth. */
 static TE_MAYBE_UNUSED double peak_of(const step_case *c, int ranks) {
-    const double n = ranks, b = STEP_BLOCKS, gradient = 2, parameter = 2, sums = 9.0 / 8 * (4 + 4 / n);
-    if (c->shard == TE_SHARD_NONE) return b * gradient + 9.0 / 8 * 4;
+    const double n = ranks, b = STEP_BLOCKS, gradient = 2, parameter = 2, sums = 9.0 / 8 * 4; /* 16 bits, sent and received */
+    if (c->shard == TE_SHARD_NONE) return b * gradient + 9.0 / 8 * (ranks == 2 ? 2 : 4);
     if (c->shard == TE_SHARD_OPTIMIZER) return (b - 1) * gradient / n + gradient + sums; /* the last unit */
     if (c->stay) return (b - 1) * parameter + gradient + sums; /* the first unit of the pass: the others are whole */
     /* the last but one: the last unit is gathered ahead of it */
@@ -67,7 +67,7 @@ static TE_MAYBE_UNUSED double peak_of(const step_case *c, int ranks) {
  * biases and activations. A second exchange under way has sums of its own, and the gradients of another unit. */
 static TE_MAYBE_UNUSED step_peak_range peaks_of(const step_case *c, int ranks) {
     const double want = peak_of(c, ranks);
-    const double second = c->shard == TE_SHARD_NONE ? 9.0 / 8 * 4 : 2 + 9.0 / 8 * (4 + 4.0 / ranks);
+    const double second = c->shard == TE_SHARD_NONE ? 9.0 / 8 * 4 : 2 + 9.0 / 8 * 4;
     return (step_peak_range){want, want + 1.35 + (c->flights ? second : 0)};
 }
 static TE_MAYBE_UNUSED void step_rank(rank_state *s) {
@@ -85,10 +85,10 @@ static TE_MAYBE_UNUSED void step_rank(rank_state *s) {
         const size_t peak = te_memory_get_stats(s->te).peak_allocated - kept;
         if (step == 0) continue; /* scaling state is made, and what comes next is learned */
         if (c->shard == TE_SHARD_NONE)
-            EXPECT(s, is_about(sent.all_reduce.bytes, 2 * (n - 1) * 4 * all / n) && !sent.all_gather.calls);
+            EXPECT(s, is_about(sent.all_reduce.bytes, 2 * (n - 1) * (n == 2 ? 2 : 4) * all / n) && !sent.all_gather.calls);
         else {
             const uint64_t gathers = c->shard == TE_SHARD_OPTIMIZER || c->stay ? 1 : 2;
-            EXPECT(s, is_about(sent.reduce_scatter.bytes, (n - 1) * 4 * all / n));
+            EXPECT(s, is_about(sent.all_to_all.bytes, (n - 1) * 2 * all / n) && !sent.reduce_scatter.calls);
             EXPECT(s, is_about(sent.all_gather.bytes, (n - 1) * gathers * code * all / n));
         }
         const step_peak_range want = peaks_of(c, s->size);

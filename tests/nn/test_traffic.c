@@ -22,7 +22,7 @@ static double shared_bytes(double n, double tokens, double h, double experts) {
 }
 /* Bytes of a step for `elements` in shards over n ranks (TE_SHARD_PARAMETERS, one microbatch, bf16), and of memory:
  * parameters, gradients, f32 masters and two moments. */
-static double exchange_bytes(double n, double elements) { return (n - 1) / n * 8 * elements; }
+static double exchange_bytes(double n, double elements) { return (n - 1) / n * 6 * elements; }
 static double state_bytes(double n, double elements) { return 16 * elements / n; }
 
 /* ---- layers, counted ---- */

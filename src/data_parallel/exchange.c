@@ -160,18 +160,22 @@ static te_result te__bucket_spread(te__bucket *b, te_tensor *flat, float factor)
 
 /* ---- the exchange of slices ---- */
 
-/* Returns f32 [ranks, n]: 1 where this rank has the gradient of a parameter, else 0. */
-static te_tensor *te__bucket_flags(te_ctx *te, te_tensor *const *grads, int n, int ranks) {
-    const size_t bytes = ((size_t)ranks * (size_t)n + 1) * sizeof(float);
-    float *flags = (float *)te__alloc(te, bytes);
+enum { TE__ROW_ALIGN = 8 }; /* elements: rows of a matrix of gradients begin at multiples of 16 bytes */
+static int64_t te__bucket_num_flags(const te__bucket *b) { return te__round_up(b->n, TE__ROW_ALIGN); }
+/* Returns f32 [ranks, te__bucket_num_flags]: 1 where this rank has the gradient of a parameter, else 0. */
+static te_tensor *te__bucket_flags(const te__bucket *b, te_tensor *const *grads, int ranks) {
+    te_ctx *te = b->unit->module->te;
     int64_t shape[2];
+    float *flags;
     te_tensor *x;
     int r, i;
+    shape[0] = ranks;
+    shape[1] = te__bucket_num_flags(b);
+    if (!b->lacks) return te_tensor_full(te, TE_F32, 2, shape, 1.0);
+    flags = (float *)te__alloc_zero(te, (size_t)(shape[0] * shape[1]) * sizeof(float));
     if (!flags) return NULL;
     for (r = 0; r < ranks; r++)
-        for (i = 0; i < n; i++) flags[r * n + i] = grads[i] ? 1.0f : 0.0f;
-    shape[0] = ranks;
-    shape[1] = n;
+        for (i = 0; i < b->n; i++) flags[r * shape[1] + i] = grads[i] ? 1.0f : 0.0f;
     x = te_tensor_from_host(te, TE_F32, 2, shape, flags);
     te__free(te, flags);
     return x;
@@ -205,8 +209,8 @@ static te_tensor *te__bucket_rows(te__bucket *b, te_dtype format, int64_t column
         at += s->chunk * s->width;
     }
     if (result != TE_OK) return NULL;
-    flags = te__bucket_flags(te, grads, b->n, set->size);
-    return flags && te_tensor_copy(te_tensor_narrow(rows, 1, at, b->n), flags) == TE_OK ? rows : NULL;
+    flags = te__bucket_flags(b, grads, set->size);
+    return flags && te_tensor_copy(te_tensor_narrow(rows, 1, at, columns - at), flags) == TE_OK ? rows : NULL;
 }
 /* Drops the whole gradients of a bucket, which are on their way. */
 static te_result te__bucket_drop_gradients(te__bucket *b) {
@@ -243,7 +247,8 @@ static te_result te__bucket_keep_slices(te__bucket *b, te_tensor *rows, float di
     const bool fused = n > 1 && te__divides_exactly(divisor); /* the last addition and the product are one pass */
     const float factor = 1.0f / divisor;
     te_result result = TE_OK;
-    float *count = b->lacks ? te__bucket_counts(b, te__sum_of_rows(rows, n, columns - b->n, b->n), &result) : NULL;
+    float *count =
+        b->lacks ? te__bucket_counts(b, te__sum_of_rows(rows, n, te__bucket_columns(b), b->n), &result) : NULL;
     int64_t at = 0;
     int i;
     for (i = 0; i < b->n && result == TE_OK; i++) {
@@ -293,7 +298,7 @@ static te_result te__bucket_send_slices(te__bucket *b, te_tensor *const *grads, 
     const te__collective kind = format == TE_F32 ? TE__REDUCE_SCATTER : TE__ALL_TO_ALL;
     te_tensor *rows = NULL, *own = NULL;
     if (result == TE_OK) {
-        const int64_t columns = te__bucket_columns(b) + b->n;
+        const int64_t columns = te__bucket_columns(b) + te__bucket_num_flags(b);
         rows = te__bucket_rows(b, format, columns, grads);
         own = rows ? te__empty_2d(te, format, kind == TE__ALL_TO_ALL ? u->set->size : 1, columns) : NULL;
         result = own ? TE_OK : te_error_code(te);

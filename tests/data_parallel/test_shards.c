@@ -385,6 +385,7 @@ TE_TEST(shards_fail_together) {
             for (int64_t request = 1; reached; request += stride) {
                 const fail_case f = {(te_shard)shard, phase, request, &reached};
                 test_case("shard %d, phase %d, request %lld", shard, phase, (long long)request);
+                reached = 0;
                 rank_state *s = run_ranks(2, fail_rank, &f);
                 CHECK(s[1].failed || !s[0].failed);
                 failures += s[1].failed;

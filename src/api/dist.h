@@ -51,14 +51,16 @@
  *     context, TE_CP_A2A                      8 (n - 1)/n T/n (q + g)
  *     experts, deepep, uccl_ep, hybridep      (n - 1)/n (K T (8 h + 8) + 8 E), if all experts have as many tokens; T of
  *                                             each rank
- *     experts, torch, and in a CausalLM       (n - 1) T (10 h + 9 E) + 16 (n - 1)/n: it grows with n. With
- *                                             te_set_max_dispatch_tokens, in all dispatchers, T is that number and the
- *                                             last term is 0
+ *     experts, torch                          (n - 1) T (10 h + 12 K) + 16 (n - 1)/n: it grows with n
+ *     experts of a CausalLM                   (n - 1) T (10 h + 9 E) + 16 (n - 1)/n
+ *     experts, te_set_max_dispatch_tokens     as torch, or as in a CausalLM, in all dispatchers: T is that number, and
+ *                                             the last term is 0
  *
- * A layer that runs again in the backward pass (te_module_set_checkpoint) adds its forward: 8 of the 16, 8 of the 20,
- * 4 (n - 1)/n of the ring's, 4 of the 12, and half of the others, but 6 of the 10 and 5 of the 9. Gradients and
- * parameters, which travel once a step, are api/sharding.h's formulas, for the elements that this rank has: a tp-th of
- * the layers' matrices and an ep-th of the experts, but all of the norms, of the embedding and of the output's weight.
+ * A layer that runs again in the backward pass (te_module_set_checkpoint) adds its forward: 8 of the 16 and of the 20,
+ * 6 of the 14, 14 of the 38, 4 (n - 1)/n of the ring's, 4 of the 12, and half of TE_CP_A2A's; of experts, half of the
+ * (8 h + 8), 6 of the 10, 8 of the 12, 5 of the 9, and all of 8 E and of 16 (n - 1)/n. Gradients and parameters, which
+ * travel once a step, are api/sharding.h's formulas, for the elements that this rank has: a tp-th of the layers'
+ * matrices and an ep-th of the experts, but all of the norms, of the embedding and of the output's weight.
  * Where tp ranks share the vocabulary (te_lm_parallel_options, te_embedding_desc), they have a tp-th of the last two as
  * well, which the examples below do not count, and a step sends for both 8 (n - 1)/n T h, or 10 with sequence_parallel,
  * and 12 (n - 1) T for the loss.

@@ -4,22 +4,30 @@
 
 /* ---- the formulas ---- */
 
-/* Bytes that a rank sends for one layer, forward and backward, in bf16. */
-static double tensor_bytes(double n, double tokens, double h) { return 16 * (n - 1) / n * tokens * h; }
-static double sequence_bytes(double n, double tokens, double h, bool fp8) {
-    return (fp8 ? 14 : 20) * (n - 1) / n * tokens * h;
+/* Bytes that a rank sends for one layer, forward and backward, in bf16. `more`: of the forward pass alone, which a layer adds that runs again. */
+static double tensor_bytes(double n, double tokens, double h, bool more) { return (more ? 8 : 16) * (n - 1) / n * tokens * h; }
+static double sequence_bytes(double n, double tokens, double h, bool fp8, bool more) {
+    return (fp8 ? more ? 6 : 14 : more ? 8 : 20) * (n - 1) / n * tokens * h;
 }
-static double ring_bytes(double n, double tokens, double g) { return (8 * (n - 1) / n + 8) * tokens * g; }
-static double gathered_bytes(double n, double tokens, double g) { return 12 * (n - 1) / n * tokens * g; }
-static double heads_bytes(double n, double tokens, double q, double g) {
-    return 8 * (n - 1) / n * tokens / n * (q + g);
+static double projections_bytes(double n, double tokens, double h, bool more) { return (more ? 14 : 38) * (n - 1) / n * tokens * h; }
+static double ring_bytes(double n, double tokens, double g, bool more) {
+    return (more ? 4 * (n - 1) / n : 8 * (n - 1) / n + 8) * tokens * g;
 }
-static double sent_bytes(double n, double tokens, double h, double experts, double chosen) {
-    return (n - 1) / n * (chosen * tokens * (8 * h + 8) + 8 * experts);
+static double gathered_bytes(double n, double tokens, double g, bool more) { return (more ? 4 : 12) * (n - 1) / n * tokens * g; }
+static double heads_bytes(double n, double tokens, double q, double g, bool more) {
+    return (more ? 4 : 8) * (n - 1) / n * tokens / n * (q + g);
 }
-static double shared_bytes(double n, double tokens, double h, double experts) {
-    return (n - 1) * tokens * (10 * h + 9 * experts) + 16 * (n - 1) / n;
+static double sent_bytes(double n, double tokens, double h, double experts, double chosen, bool more) {
+    return (n - 1) / n * (chosen * tokens * (more ? 4 * h + 4 : 8 * h + 8) + 8 * experts);
 }
+static double listed_bytes(double n, double tokens, double h, double chosen, bool bound, bool more) {
+    return (n - 1) * tokens * (more ? 6 * h + 8 * chosen : 10 * h + 12 * chosen) + (bound ? 0 : 16 * (n - 1) / n);
+}
+static double mapped_bytes(double n, double tokens, double h, double experts, bool bound, bool more) {
+    return (n - 1) * tokens * (more ? 6 * h + 5 * experts : 10 * h + 9 * experts) + (bound ? 0 : 16 * (n - 1) / n);
+}
+/* Of a CausalLM's embedding and output, in sequence parallel. */
+static double ends_bytes(double n, double tokens, double h) { return 10 * (n - 1) / n * tokens * h; }
 /* Bytes of a step for `elements` in shards over n ranks (TE_SHARD_PARAMETERS, one microbatch, bf16), and of memory:
  * parameters, gradients, f32 masters and two moments. */
 static double exchange_bytes(double n, double elements) { return (n - 1) / n * 6 * elements; }
@@ -27,14 +35,35 @@ static double state_bytes(double n, double elements) { return 16 * elements / n;
 
 /* ---- layers, counted ---- */
 
-enum { TOKENS = 64, WIDTH = 64, INNER = 128, HEADS = 8, KEYS = 4, CHOSEN = 2, EXPERTS = 8 };
-typedef enum form { TENSOR, SEQUENCE, RING, GATHERED, A2A, SENT, SHARED, NUM_FORMS } form;
-static const char *const form_names[] = {"tensor", "sequence", "p2p", "all_gather", "a2a", "experts sent", "experts shared"};
+enum { TOKENS = 64, WIDTH = 64, INNER = 128, HEADS = 8, KEYS = 4, CHOSEN = 2, EXPERTS = 8, MOST = TOKENS + 6 };
+typedef enum form { TENSOR, SEQUENCE, PROJECTIONS, RING, GATHERED, A2A, SENT, LISTED, LISTED_BOUND, SENT_BOUND, MAPPED, MAPPED_BOUND, NUM_FORMS } form;
+static const char *const form_names[] = {"tensor", "sequence", "sequence of a model", "p2p", "all_gather", "a2a", "experts sent", "experts gathered",
+                                         "experts gathered, bound", "experts sent, bound", "experts of a model", "experts of a model, bound"};
 typedef struct cost_case {
     form form;
-    bool fp8;
+    bool fp8, again; /* again: the layer runs again in the backward pass */
 } cost_case;
 
+static bool is_model(form f) { return f == PROJECTIONS || f == MAPPED || f == MAPPED_BOUND; }
+static bool is_bound(form f) { return f == LISTED_BOUND || f == SENT_BOUND || f == MAPPED_BOUND; }
+
+static te_module *make_model(rank_state *s, form f) {
+    te_causal_lm_desc d = {.vocab_size = 32,
+                           .hidden_size = WIDTH,
+                           .intermediate_size = INNER,
+                           .num_hidden_layers = 1,
+                           .num_attention_heads = HEADS,
+                           .num_key_value_heads = KEYS};
+    if (f == PROJECTIONS) {
+        d.tp_group = s->group;
+        d.parallel.sequence_parallel = d.parallel.parallel_output = true;
+    } else {
+        d.num_local_experts = EXPERTS;
+        d.num_experts_per_tok = CHOSEN;
+        d.ep_group = s->group;
+    }
+    return te_causal_lm_create(s->te, &d);
+}
 static te_module *make_module(rank_state *s, form f) {
     te_transformer_layer_desc layer = {.hidden_size = WIDTH,
                                        .ffn_hidden_size = INNER,
@@ -49,18 +78,14 @@ static te_module *make_module(rank_state *s, form f) {
                                .dim = WIDTH,
                                .moe_inter_dim = INNER,
                                .dtype = TE_BF16};
-    if (f == SENT) /* each expert gets as many tokens: the formula's case */
-        return te_moe_create(s->te, &moe, &(te_moe_backend){.experts = TE_EXPERTS_TORCH_MM, .dispatcher = TE_DISPATCHER_DEEPEP, .fake_balanced_gate = true, .ep_group = s->group});
-    if (f == SHARED)
-        return te_causal_lm_create(s->te, &(te_causal_lm_desc){.vocab_size = 32,
-                                                               .hidden_size = WIDTH,
-                                                               .intermediate_size = INNER,
-                                                               .num_hidden_layers = 1,
-                                                               .num_attention_heads = HEADS,
-                                                               .num_key_value_heads = KEYS,
-                                                               .num_local_experts = EXPERTS,
-                                                               .num_experts_per_tok = CHOSEN,
-                                                               .ep_group = s->group});
+    if (is_model(f)) return make_model(s, f);
+    if (f >= SENT) { /* of exchanged rows the formula says what experts with equally many tokens get; what is gathered needs a gate with gradients */
+        const te_moe_backend backend = {.experts = TE_EXPERTS_TORCH_MM,
+                                        .dispatcher = f == SENT || f == SENT_BOUND ? TE_DISPATCHER_DEEPEP : TE_DISPATCHER_TORCH,
+                                        .fake_balanced_gate = f == SENT,
+                                        .ep_group = s->group};
+        return te_moe_create(s->te, &moe, &backend);
+    }
     if (f == TENSOR || f == SEQUENCE) {
         layer.parallel.tp_group = s->group;
         layer.parallel.set_parallel_mode = true;
@@ -72,20 +97,23 @@ static te_module *make_module(rank_state *s, form f) {
     return te_transformer_layer_create(s->te, &layer);
 }
 static te_tensor *input_of(rank_state *s, form f) {
-    const int64_t tokens = f == TENSOR || f >= SENT ? TOKENS : TOKENS / s->size;
-    if (f != SHARED) return te_tensor_set_requires_grad(te_tensor_normal(s->te, TE_BF16, SHAPE(tokens, 1, WIDTH), 0, 1), true);
+    const int64_t tokens = f == TENSOR || f == PROJECTIONS || f >= SENT ? TOKENS : TOKENS / s->size;
+    if (!is_model(f)) return te_tensor_set_requires_grad(te_tensor_normal(s->te, TE_BF16, SHAPE(tokens, 1, WIDTH), 0, 1), true);
     return te_tensor_zeros(s->te, TE_I32, SHAPE(1, tokens));
 }
-static double wanted_bytes(form f, double n, bool fp8) {
+static double layer_bytes(const cost_case *c, double n, bool more) {
     const double q = WIDTH, g = WIDTH / HEADS * KEYS;
-    switch (f) {
-    case TENSOR: return tensor_bytes(n, TOKENS, WIDTH);
-    case SEQUENCE: return sequence_bytes(n, TOKENS, WIDTH, fp8);
-    case RING: return ring_bytes(n, TOKENS, g);
-    case GATHERED: return gathered_bytes(n, TOKENS, g);
-    case A2A: return heads_bytes(n, TOKENS, q, g);
-    case SENT: return sent_bytes(n, TOKENS, WIDTH, EXPERTS, CHOSEN);
-    default: return shared_bytes(n, TOKENS, WIDTH, EXPERTS);
+    switch (c->form) {
+    case TENSOR: return tensor_bytes(n, TOKENS, WIDTH, more);
+    case SEQUENCE: return sequence_bytes(n, TOKENS, WIDTH, c->fp8, more);
+    case PROJECTIONS: return projections_bytes(n, TOKENS, WIDTH, more) + (more ? 0 : ends_bytes(n, TOKENS, WIDTH));
+    case RING: return ring_bytes(n, TOKENS, g, more);
+    case GATHERED: return gathered_bytes(n, TOKENS, g, more);
+    case A2A: return heads_bytes(n, TOKENS, q, g, more);
+    case SENT: return sent_bytes(n, TOKENS, WIDTH, EXPERTS, CHOSEN, more);
+    case MAPPED:
+    case MAPPED_BOUND: return mapped_bytes(n, is_bound(c->form) ? MOST : TOKENS, WIDTH, EXPERTS, is_bound(c->form), more);
+    default: return listed_bytes(n, is_bound(c->form) ? MOST : TOKENS, WIDTH, CHOSEN, is_bound(c->form), more);
     }
 }
 static void cost_rank(rank_state *s) {
@@ -93,6 +121,8 @@ static void cost_rank(rank_state *s) {
     const te_recipe recipe = te_recipe_current_scaling();
     te_seed(s->te, 5);
     te_module *m = make_module(s, c->form);
+    if (is_bound(c->form)) EXPECT(s, te_set_max_dispatch_tokens(m, MOST) == TE_OK);
+    if (c->again) te_module_set_checkpoint(is_model(c->form) ? te_module_find(m, "model.layers.0") : m, true);
     /* ranks compare their modules in the first pass; a position is rotated in none, which changes no exchange */
     for (int pass = 0; pass < 2; pass++) {
         te_scope_begin(s->te);
@@ -106,9 +136,9 @@ static void cost_rank(rank_state *s) {
     }
     const te_group_stats sent = te_group_get_stats(s->group);
     const double got = (double)(sent.all_reduce.bytes + sent.all_gather.bytes + sent.reduce_scatter.bytes + sent.all_to_all.bytes + sent.send.bytes),
-                 want = wanted_bytes(c->form, s->size, c->fp8);
-    /* under FP8 the amaxes of what is gathered: 4 bytes of each, at most 8 for each of six gathers */
-    if (!(got >= want && got <= want + (c->fp8 ? 48 : 1))) {
+                 want = layer_bytes(c, s->size, false) + (c->again ? layer_bytes(c, s->size, true) : 0);
+    /* under FP8 the amaxes of what is gathered: 4 bytes of each, at most 8 for each of six gathers, and of two that run again */
+    if (!(got >= want && got <= want + (c->fp8 ? c->again ? 64 : 48 : 1))) {
         char text[96];
         snprintf(text, sizeof text, "%.0f bytes were sent, and not %.1f", got, want);
         wrong(s, text);
@@ -116,14 +146,16 @@ static void cost_rank(rank_state *s) {
     te_module_destroy(m);
 }
 TE_TEST(traffic_of_layers) {
+    int i = 0;
     for (int f = 0; f < NUM_FORMS; f++)
-        for (int n = 2; n <= 4; n *= 2)
-            for (int fp8 = 0; fp8 <= (f == SEQUENCE); fp8++) {
-                if ((f + n / 2 + fp8) % test_every_sanitized(2)) continue;
-                const cost_case c = {(form)f, fp8 != 0};
-                test_case("%s, %d ranks%s", form_names[f], n, fp8 ? ", fp8" : "");
-                run_ranks(n, cost_rank, &c);
-            }
+        for (int fp8 = 0; fp8 <= (f == SEQUENCE); fp8++)
+            for (int again = 0; again < 2; again++)
+                for (int n = 2; n <= 4; n *= 2) {
+                    if (i++ % test_every_odd(2)) continue;
+                    const cost_case c = {(form)f, fp8 != 0, again != 0};
+                    test_case("%s, %d ranks%s%s", form_names[f], n, fp8 ? ", fp8" : "", again ? ", run again" : "");
+                    run_ranks(n, cost_rank, &c);
+                }
 }
 
 /* ---- memory ---- */
@@ -182,9 +214,9 @@ static void row_of(const job *j, char text[128]) {
                  experts = z->layers * z->experts * mlp / j->ep;
     const double data = j->cp * j->ep * j->dp, of_experts = j->cp * j->dp;
     /* ranks that share a layer have parts of its heads, and of its tokens by sequence_parallel */
-    const double layer = (j->tp > 1 ? sequence_bytes(j->tp, (double)BATCH / j->cp, z->h, false) : 0) +
-                         (j->cp > 1 ? ring_bytes(j->cp, BATCH, z->g / j->tp) : 0) +
-                         (j->ep > 1 ? sent_bytes(j->ep, BATCH, z->h, z->experts, z->chosen) : 0);
+    const double layer = (j->tp > 1 ? sequence_bytes(j->tp, (double)BATCH / j->cp, z->h, false, false) : 0) +
+                         (j->cp > 1 ? ring_bytes(j->cp, BATCH, z->g / j->tp, false) : 0) +
+                         (j->ep > 1 ? sent_bytes(j->ep, BATCH, z->h, z->experts, z->chosen, false) : 0);
     snprintf(text, 128, "%-14s%-24s%11.1f%10.1f%10.1f", z->name, j->text,
              (exchange_bytes(data, dense) + exchange_bytes(of_experts, experts)) * 1e-9, z->layers * layer * 1e-9,
              (state_bytes(data, dense) + state_bytes(of_experts, experts)) * 1e-9);

@@ -39,7 +39,10 @@ static const number_case numbers[] = {
     {"current", TE_BF16, te_recipe_current_scaling, true, true},
     {"block", TE_BF16, te_recipe_block_scaling, true, true},
     {"mxfp8", TE_BF16, te_recipe_mxfp8, true, true},
-    {"nvfp4", TE_BF16, te_recipe_nvfp4, true, true}};
+    {"nvfp4", TE_BF16, te_recipe_nvfp4, true, true},
+    {"delayed scaling of plain weights", TE_BF16, te_recipe_delayed_scaling, true, false},
+    {"block scaling of plain weights", TE_BF16, te_recipe_block_scaling, true, false},
+    {"mxfp8 of plain weights", TE_BF16, te_recipe_mxfp8, true, false}};
 
 typedef struct shard_case {
     const number_case *num;

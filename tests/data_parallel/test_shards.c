@@ -80,7 +80,7 @@ TE_TEST(shards_equal_whole_with_options) {
 }
 /* On a GPU: the kernels of whole tensors and of slices compute alike. */
 TE_TEST_DEVICES(shards_equal_whole_on_devices) {
-    static const int some[] = {1, 3, 5, 6, 7, 8, 9};
+    static const int some[] = {1, 3, 5, 6, 7, 8, 9, 10, 11, 12};
     for (int i = 0; i < COUNT(some); i++) {
         const shard_case c = {.num = &numbers[some[i]], .width = 128, .inner = 256};
         if (!te_ctx_is_cuda(te) && i > 0) break; /* the tests above have the others */

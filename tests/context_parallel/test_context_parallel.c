@@ -16,7 +16,7 @@ static const kind_of_ranks kinds[] = {{"p2p", TE_CP_P2P, 2, 0},       {"all_gath
 
 typedef struct shared_case {
     kind_of_ranks is;
-    te_thread_hub *hubs[2][2]; /* of exchanges, of rings */
+    te_thread_hub *hubs[2][4]; /* of exchanges, of rings */
     te_dtype dtype;
     te_qkv_format format;
     bool causal, cross, padded, tail;
@@ -242,7 +242,7 @@ static void run_kind(te_ctx *te, const kind_of_ranks *kind, void (*fn)(rank_stat
         for (int j = 0; j < (i ? exchange : rings); j++) c.hubs[i][j] = te_thread_hub_create(i ? rings : exchange);
     run_ranks_on(te_ctx_is_cuda(te) ? "cuda:0" : "cpu", false, kind->ranks, fn, &c);
     for (int i = 0; i < 2; i++)
-        for (int j = 0; j < 2; j++) te_thread_hub_destroy(c.hubs[i][j]);
+        for (int j = 0; j < 4; j++) te_thread_hub_destroy(c.hubs[i][j]);
 }
 
 TE_TEST_DEVICES(context_parallel_equals_one_rank) {
@@ -270,6 +270,28 @@ static void three_ranks(rank_state *s) {
 TE_TEST_DEVICES(context_parallel_of_three_ranks_and_of_nothing) {
     static const kind_of_ranks three[] = {{"p2p", TE_CP_P2P, 3, 0}, {"all_gather", TE_CP_ALL_GATHER, 3, 0}, {"a2a", TE_CP_A2A, 2, 0}};
     for (int k = 0; k < COUNT(three); k++) run_kind(te, &three[k], three_ranks);
+}
+
+/* Each rank has two rows of two chunks. */
+static void eight_ranks(rank_state *s) {
+    shared_case c = *(const shared_case *)s->arg;
+    te_group *groups[2];
+    int rank;
+    join(s, &c, groups, &rank);
+    c.groups = HEADS, c.d_v = D, c.length = LENGTH;
+    for (int way = 0; way < 4; way += test_every_odd(1)) {
+        c.format = way & 1 ? TE_BSHD : TE_SBHD;
+        c.causal = (way & 1) == way >> 1;
+        c.dtype = way == 3 ? TE_BF16 : TE_F32;
+        c.tolerance = tolerance(s->te, c.dtype);
+        c.late = way & 1;
+        compare(s, &c, groups, rank);
+    }
+    for (int i = 0; i < 2 && c.is.exchange; i++) te_group_destroy(groups[i]);
+}
+TE_TEST(context_parallel_of_eight_ranks) {
+    static const kind_of_ranks eight[] = {{"p2p", TE_CP_P2P, 8, 0}, {"all_gather", TE_CP_ALL_GATHER, 8, 0}, {"a2a", TE_CP_A2A, 8, 0}, {"a2a+p2p", TE_CP_A2A_P2P, 8, 2}, {"a2a+p2p", TE_CP_A2A_P2P, 8, 4}};
+    for (int k = 0; k < COUNT(eight); k += test_every_sanitized(1)) run_kind(test_context("cpu"), &eight[k], eight_ranks);
 }
 
 /* ---- in FP8 ---- */

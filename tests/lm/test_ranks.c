@@ -154,7 +154,10 @@ TE_TEST(models_that_ranks_share) {
                  {4, {.tp = 2, .cp = 2, .vocabulary = 38, .parallel = {.sequence_parallel = true, .parallel_output = true}}},
                  {4, {.tp = 2, .ep = 2, .experts = true, .vocabulary = 38, .parallel = {.sequence_parallel = true, .parallel_output = true}}},
                  {2, {.tp = 2, .vocabulary = 38, .parallel = {.sequence_parallel = true, .vocab_parallel = TE_OFF}}},
-                 {2, {.tp = 2, .vocabulary = 38, .parallel = {.sequence_parallel = true, .ub_overlap_ag = true, .ub_overlap_rs = true, .ub_overlap_rs_dgrad = true, .ub_bulk_dgrad = true}}}};
+                 {2, {.tp = 2, .vocabulary = 38, .parallel = {.sequence_parallel = true, .ub_overlap_ag = true, .ub_overlap_rs = true, .ub_overlap_rs_dgrad = true, .ub_bulk_dgrad = true}}},
+                 /* three ways at once */
+                 {8, {.tp = 2, .cp = 2}},
+                 {8, {.tp = 2, .ep = 2, .experts = true}}};
     for (int i = 0; i < COUNT(cases); i += test_every_sanitized(2)) {
         test_case("%d ranks, tp %d, cp %d, ep %d", cases[i].size, cases[i].c.tp, cases[i].c.cp, cases[i].c.ep);
         run_ranks(cases[i].size, lm_rank, &cases[i].c);

@@ -299,8 +299,11 @@ typedef struct split_case {
     double tolerance;
     int64_t bound; /* te_set_max_dispatch_tokens */
 } split_case;
-enum { RANKS = 4, ALL_TOKENS = 84 };
-static const int64_t tokens_of[RANKS] = {0, 3, 17, 64};
+enum { ALL_TOKENS = 84 };
+static const int64_t *tokens_of(int ranks) {
+    static const int64_t four[] = {0, 3, 17, 64}, eight[] = {0, 3, 17, 1, 40, 0, 22, 1};
+    return ranks == 8 ? eight : four;
+}
 
 static void near_enough(rank_state *s, const char *what, te_tensor *got, const float *want, int64_t n, double tolerance) {
     float *v = (float *)malloc((size_t)(n + 1) * sizeof(float));
@@ -326,12 +329,12 @@ static float *rank_values(te_tensor *x) {
 }
 static void experts_of_ranks(rank_state *s) {
     const split_case *c = (const split_case *)s->arg;
-    const int64_t local = EXPERTS / RANKS, own = tokens_of[s->rank];
+    const int64_t local = EXPERTS / s->size, own = tokens_of(s->size)[s->rank];
     int64_t first = 0;
     te_ctx *te = s->te;
     te_moe_config config = config_of();
     float *parts[4], *whole[6];
-    for (int r = 0; r < s->rank; r++) first += tokens_of[r];
+    for (int r = 0; r < s->rank; r++) first += tokens_of(s->size)[r];
     config.expert_bias = c->bias;
     config.apply_router_weight_after_down = c->after;
     config.dtype = c->dtype;
@@ -404,7 +407,14 @@ TE_TEST(experts_of_four_ranks_are_those_of_one) {
         c.bound = i / KINDS % 3 == 1 ? 64 : i % 5 == 2 ? 67 : 0; /* as many as a rank has; more */
         if (c.unused && c.after) c.dtype = TE_BF16, c.tolerance = 0.03; /* sums of several numbers of eight bits, rounded at each step */
         test_case("%s%s%s%s%s", kinds[c.kind].name, c.bias ? ", biases" : "", c.after ? ", weights behind" : "", c.unused ? ", a rank without rows" : "", c.bound ? ", bounded" : "");
-        run_ranks(RANKS, experts_of_ranks, &c);
+        run_ranks(4, experts_of_ranks, &c);
+    }
+}
+TE_TEST(experts_of_eight_ranks_are_those_of_one) {
+    for (int way = 0; way < 3; way += test_every_sanitized(1)) { /* rows are sent; gathered; sent to experts that pad them */
+        const split_case c = {.kind = way == 2 ? TE_KIND : 1, .bias = true, .unused = way == 0, .dtype = TE_F32, .tolerance = 1e-5, .bound = way == 1 ? 64 : 0};
+        test_case("%s%s", kinds[c.kind].name, c.bound ? ", bounded" : "");
+        run_ranks(8, experts_of_ranks, &c);
     }
 }
 

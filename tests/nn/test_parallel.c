@@ -375,6 +375,17 @@ TE_TEST(parallel_mlp_attention_layer) {
                 }
             }
 }
+TE_TEST(parallel_of_eight_ranks) {
+    static const shared list[] = {{.name = "column", .kind = COLUMN}, {.name = "row", .kind = ROW}, {.name = "gated MLP", .kind = MLP, .activation = TE_SWIGLU, .rms = true}};
+    for (int k = 0; k < COUNT(list); k += test_every_sanitized(1))
+        for (int quantized = 0; quantized < 2; quantized++) {
+            shared c = list[k];
+            c.sequence = (k + quantized) % 2;
+            c.dtype = quantized ? TE_BF16 : TE_F32;
+            if (quantized) c.recipe = recipes[k]();
+            run(c, 8);
+        }
+}
 TE_TEST(parallel_with_other_options) {
     static const shared list[] = {{.name = "a norm's output gathered", .kind = NORM_COLUMN, .gathered = true, .sequence = true}, {.name = "two parameters", .kind = COLUMN, .split = true},
                                   {.name = "two parameters by row", .kind = ROW, .split = true, .sequence = true},

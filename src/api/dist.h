@@ -19,8 +19,8 @@
  * in the same order.
  *
  * Comparing. Before some calls, ranks exchange a text that describes the call (module, sizes, formats, mask, window,
- * recipe). If the texts differ, the call gives TE_ERR_STATE on all ranks, with the texts of two ranks. The exchange is
- * an all_gather of 512 bytes, and the host waits for it. The exchange takes place:
+ * recipe and its options). If the texts differ, the call gives TE_ERR_STATE on all ranks, with the texts of two ranks.
+ * The exchange is an all_gather of 512 bytes, and the host waits for it. It takes place:
  *   - before the first GEMM of a module under tensor parallelism
  *   - before the first attention of a module under context parallelism
  *   - before the first call of experts that ranks share, and the first one after te_set_max_dispatch_tokens

@@ -521,7 +521,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
 static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attn_desc *d,
                                    const te_recipe *recipe, te_result result, bool *compared) {
     te_group *const groups[2] = {c->heads, c->ring};
-    char what[384] = "", q[TE__SHAPE_TEXT], k[TE__SHAPE_TEXT], v[TE__SHAPE_TEXT];
+    char what[384] = "", q[TE__SHAPE_TEXT], k[TE__SHAPE_TEXT], v[TE__SHAPE_TEXT], text[TE__RECIPE_TEXT];
     int i;
     *compared = false;
     if (result == TE_OK)
@@ -533,7 +533,7 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
                  (long long)(d->rule.window.on ? d->rule.window.left : -1),
                  (long long)(d->rule.window.on ? d->rule.window.right : -1), (double)d->rule.softmax_scale,
                  (double)d->rule.dropout_p, d->rule.cu_seqlens_q ? "cu_seqlens, " : "",
-                 d->rule.core_attention_bias ? "a bias, " : "", recipe ? te_recipe_name(recipe->kind) : "",
+                 d->rule.core_attention_bias ? "a bias, " : "", recipe ? te__recipe_told(recipe, text) : "",
                  recipe ? " in FP8, " : "", c->gathers ? "keys gathered" : "keys exchanged");
     for (i = 0; i < 2; i++) { /* if the comparison fails in groups[0], the ranks of groups[1] are told */
         if (!te__group_compares(groups[i], c->met)) continue;

@@ -227,14 +227,13 @@ static te_result te__units_meet_recipes(te__dp_unit *u) {
     te_module *root = (te_module *)te__root_of(u->module);
     const te_module *ran = NULL;
     te__dp_unit *other;
-    char what[256] = "", path[160];
+    char what[256] = "", path[160], recipe[TE__RECIPE_TEXT];
     te_result result;
     if (!te__group_compares(u->desc.group, u->recipe_met) || te->warming) return TE_OK;
     te_module_visit(root, te__find_ran, &ran);
     if (ran)
-        snprintf(what, sizeof(what), "gradients of \"%.40s\", whose products run under recipe %s (checksum %016llx) in "
-                 "\"%s\"", root->name, te_recipe_name(ran->ran), (unsigned long long)ran->ran_sum,
-                 te_module_path(ran, path, sizeof(path)));
+        snprintf(what, sizeof(what), "gradients of \"%.40s\", whose products run under %s in \"%s\"", root->name,
+                 te__recipe_text(ran->ran, ran->ran_sum, recipe), te_module_path(ran, path, sizeof(path)));
     result = te__group_compare(u->desc.group, what, TE_OK);
     for (other = te__sharding_of(te)->units; other && result == TE_OK; other = other->next)
         if (other->desc.group == u->desc.group && te__root_of(other->module) == root) other->recipe_met = true;

@@ -245,21 +245,21 @@ static void te__linear_misses(const te__parallel *p, te_result result) {
  * result so far. If any rank has failed, all ranks return an error. */
 static te_result te__linear_meets(const te__linear_call *c, te_result result) {
     const te__parallel *p = &c->parallel;
-    char what[384] = "", overlap[32] = "", x[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT];
+    char what[384] = "", overlap[32] = "", x[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT], recipe[TE__RECIPE_TEXT];
     if (p->size <= 1 || !c->met || !te__group_compares(p->group, *c->met >> c->gemm & 1)) {
         if (result != TE_OK) te__linear_misses(p, result);
         return result;
     }
     if (p->beside) snprintf(overlap, sizeof(overlap), " options ub_ %x", (unsigned)p->beside);
     if (result == TE_OK)
-        snprintf(what, sizeof(what), "product %d by %s%s%s of input %s %s and weight %s %s, recipe %s", c->gemm,
+        snprintf(what, sizeof(what), "product %d by %s%s%s of input %s %s and weight %s %s, %s", c->gemm,
                  p->mode == TE_PARALLEL_ROW      ? "row"
                  : p->mode == TE_PARALLEL_COLUMN ? "column"
                                                  : "none",
                  p->sequence ? ", sequence parallel," : "", overlap, te__shape_text(c->x, x),
                  te_dtype_name(c->x->dtype),
                  te__shape_text(c->weight, w), te_dtype_name(c->weight->dtype),
-                 c->quant && c->quant->enabled ? te_recipe_name(c->quant->recipe.kind) : "none");
+                 te__recipe_told(c->quant && c->quant->enabled ? &c->quant->recipe : NULL, recipe));
     result = te__group_compare(p->group, what, result);
     if (result == TE_OK) *c->met |= 1u << c->gemm;
     return result;

@@ -106,16 +106,21 @@ static te_result te__experts_refuse(te_module *m, te_result result) {
  * `result` is this rank's result so far. If one rank fails, all ranks fail. */
 static te_result te__experts_meet(te_module *m, const te__dispatch *d, const te_tensor *x, te_result result) {
     te__experts_module *s = (te__experts_module *)m->state;
-    char what[256] = "", most[48] = "any number of";
+    const char *linear = s->linears[TE__EXPERTS_UP][0]; /* other experts read no recipe */
+    char what[384] = "", most[48] = "any number of", recipe[TE__RECIPE_TEXT];
+    te__autocast cast;
+    bool quantizes;
     if (s->ranks < 2 || !te__group_compares(s->group, s->met))
         return result == TE_OK ? result : te__experts_refuse(m, result);
+    quantizes = linear && te__autocast_of(te_module_find(m, linear), &cast) && cast.enabled;
     if (d->bound) snprintf(most, sizeof(most), "at most %lld", (long long)d->bound);
     if (result == TE_OK)
         snprintf(what, sizeof(what),
-                 "%d experts on each rank, for tokens of %lld numbers in %s, %lld experts each, %s; a rank has %s "
+                 "%d experts on each rank, for tokens of %lld numbers in %s, %lld experts each, %s, %s; a rank has %s "
                  "tokens (te_set_max_dispatch_tokens %lld)",
                  s->local, (long long)te__cols(x), te_dtype_name(x->dtype), (long long)d->chosen,
-                 s->exchanges ? "by all-to-all" : "gathered", most, (long long)s->bound);
+                 s->exchanges ? "by all-to-all" : "gathered",
+                 te__recipe_told(quantizes ? &cast.recipe : NULL, recipe), most, (long long)s->bound);
     result = te__group_compare(s->group, what, result);
     s->met = s->met || (result == TE_OK && !m->te->warming);
     return result;

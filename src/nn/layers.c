@@ -107,7 +107,7 @@ static void te__note_recipe(te_module *m) {
     const bool quantizes = now && now->enabled;
     if (m->ran_sum || !m->te->tape.watched || !te__grad_will_be(m->te)) return;
     m->ran = quantizes ? now->recipe.kind : TE_RECIPE_NONE;
-    m->ran_sum = quantizes ? te__recipe_sum(&now->recipe) : 1;
+    m->ran_sum = te__recipe_sum(quantizes ? &now->recipe : NULL);
 }
 /* Fills *call with the quantization settings of the current autocast region for m, and with the scales that the recipe
  * keeps between calls. */

@@ -237,12 +237,18 @@ static bool te__recipe_same(const te_recipe *a, const te_recipe *b) {
 }
 
 /* Returns a checksum of a recipe that is the same in all processes, and not 0: of functions and what they are given,
- * whether there are any. */
+ * whether there are any. NULL, no recipe: 1. */
 static uint64_t te__recipe_sum(const te_recipe *r) {
-    te_recipe plain = *r;
-    const bool given[] = {r->delayed.amax_fn != NULL, r->delayed.scale_fn != NULL, r->custom.factory != NULL};
-    uint64_t sum = te__hash64(given, sizeof(given), 0);
+    te_recipe plain;
+    bool given[3];
+    uint64_t sum;
     int i;
+    if (!r) return 1;
+    plain = *r;
+    given[0] = r->delayed.amax_fn != NULL;
+    given[1] = r->delayed.scale_fn != NULL;
+    given[2] = r->custom.factory != NULL;
+    sum = te__hash64(given, sizeof(given), 0);
     plain.delayed.amax_fn = NULL;
     plain.delayed.scale_fn = NULL;
     plain.custom.factory = NULL;
@@ -250,6 +256,17 @@ static uint64_t te__recipe_sum(const te_recipe *r) {
     for (i = 0; i < TE__COUNT(te__recipe_fields); i++)
         sum = te__hash64((const char *)&plain + te__recipe_fields[i].offset, te__recipe_fields[i].size, sum);
     return sum ? sum : 1;
+}
+
+/* Writes a recipe as texts have it that ranks compare: the sum tells options apart, which its name does not have. */
+enum { TE__RECIPE_TEXT = 64 };
+static const char *te__recipe_text(te_recipe_kind kind, uint64_t sum, char text[TE__RECIPE_TEXT]) {
+    snprintf(text, TE__RECIPE_TEXT, "recipe %s (checksum %016llx)", te_recipe_name(kind), (unsigned long long)sum);
+    return text;
+}
+/* The same of a recipe, or of none (NULL). */
+static const char *te__recipe_told(const te_recipe *r, char text[TE__RECIPE_TEXT]) {
+    return te__recipe_text(r ? r->kind : TE_RECIPE_NONE, te__recipe_sum(r), text);
 }
 
 /* Fails if a field is set that recipes of this kind do not read. */

@@ -91,6 +91,26 @@ static void different_sizes(rank_state *s) {
     }
     te_group_destroy(groups[1]);
 }
+/* The same recipe with another option, and one that a module has of its own; alike they go on. */
+static void different_options(rank_state *s) {
+    te_tensor *x = te_tensor_full(s->te, TE_BF16, SHAPE(16, 16), 1);
+    te_module *m = column(s, s->group, 32, false);
+    for (int round = 0; round < 3; round++) {
+        te_recipe recipe = te_recipe_current_scaling(), own = recipe;
+        recipe.current.power_of_two_scales = round == 0 && s->rank;
+        own.split_fprop = s->rank ? TE_ON : TE_OFF;
+        EXPECT(s, round != 1 || te_module_set_recipe(m, &own, false) == TE_OK);
+        te_autocast_begin(s->te, &(te_autocast_desc){.recipe = &recipe});
+        EXPECT(s, round == 2 ? te_forward(m, x) && te_ok(s->te)
+                             : !te_forward(m, x) && says(s, "Rank 0: fc: product 0 by column", "recipe current (checksum ", "Rank 1: fc: product 0 by column"));
+        te_autocast_end(s->te);
+        te_clear_error(s->te);
+        te_module_set_recipe(m, NULL, false);
+    }
+    te_module_destroy(m);
+}
+TE_TEST(compare_options_of_recipes_of_column_parallel_ranks) { run_ranks(2, different_options, NULL); }
+
 TE_TEST(compare_sizes_of_column_parallel_ranks) { run_ranks(3, different_sizes, NULL); }
 
 /* ---- units of data-parallel ranks ---- */

@@ -342,6 +342,10 @@ static void wrong_rank(rank_state *s) {
     c.experts = false;
     EXPECT(s, !make_lm(s->te, &c, &dist) && strstr(te_error(s->te), "ep_group has 4 ranks, and num_local_experts is 0"));
     te_clear_error(s->te);
+    const te_causal_lm_desc six = {.vocab_size = 8, .hidden_size = 8, .intermediate_size = 8, .num_hidden_layers = 1, .num_attention_heads = 1, .num_local_experts = 6,
+                                   .num_experts_per_tok = 2, .ep_group = dist.expert};
+    EXPECT(s, !te_causal_lm_create(s->te, &six) && strstr(te_error(s->te), "ep_group has 4 ranks, and num_local_experts is 6; the ranks must divide the experts"));
+    te_clear_error(s->te);
     te_dist_finish(&dist);
     EXPECT(s, te_dist_init(s->te, &(te_dist_desc){.cp = 4, .world = s->group}, &dist) == TE_OK);
     te_module *m = make_lm(s->te, &c, &dist);

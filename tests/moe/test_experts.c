@@ -541,6 +541,37 @@ static void numbers_differ(rank_state *s) {
         te_module_destroy(m);
     }
 }
+/* GroupedLinears of ranks with another recipe, or another option of one; alike they go on. Experts that read no recipe do not compare it. */
+static void recipes_differ(rank_state *s) {
+    for (int round = 0; round < 4; round++) {
+        te_moe_config c = config_of();
+        c.dim = 32, c.moe_inter_dim = 32, c.dtype = TE_BF16;
+        te_module *m = round == 3 ? te_grouped_experts_deepep_create(s->te, &c, &(te_moe_backend){.experts = TE_EXPERTS_GMM, .ep_group = s->group})
+                                  : te_grouped_experts_te_create(s->te, &c, &(te_moe_backend){.experts = TE_EXPERTS_TE, .ep_group = s->group});
+        te_recipe recipe = te_recipe_current_scaling();
+        recipe.current.power_of_two_scales = round == 1 && s->rank;
+        te_forward_args args = {.input = te_tensor_full(s->te, TE_BF16, SHAPE(3, 32), 1), .topk_weights = te_tensor_full(s->te, TE_F32, SHAPE(3, TOPK), 1), .topk_indices = te_tensor_zeros(s->te, TE_I32, SHAPE(3, TOPK))};
+        te_autocast_begin(s->te, &(te_autocast_desc){.recipe = &recipe, .disabled = s->rank && round % 3 == 0});
+        EXPECT(s, (te_forward_with(m, &args) != NULL) == (round >= 2));
+        te_autocast_end(s->te);
+        if (round < 2) EXPECT(s, te_error_code(s->te) == TE_ERR_STATE && strstr(te_error(s->te), "recipe current (checksum") && strstr(te_error(s->te), round ? "Rank 1:" : "recipe none ("));
+        te_clear_error(s->te);
+        te_module_destroy(m);
+    }
+}
+TE_TEST(experts_of_ranks_compare_their_recipes) { run_ranks(2, recipes_differ, NULL); }
+/* Every maker says it. */
+static void experts_do_not_divide(rank_state *s) {
+    te_moe_config c = config_of();
+    const te_moe_backend b = {.experts = TE_EXPERTS_TORCH_MM, .dispatcher = TE_DISPATCHER_DEEPEP, .ep_group = s->group};
+    for (int way = 0; way < 2; way++) {
+        EXPECT(s, !(way ? te_moe_create(s->te, &c, &b) : te_grouped_experts_create(s->te, &c, &b)));
+        EXPECT(s, te_error_code(s->te) == TE_ERR_INVALID && strstr(te_error(s->te), "n_routed_experts is 8, and ep_group has 3 ranks; they must divide it"));
+        te_clear_error(s->te);
+    }
+}
+TE_TEST(experts_that_ranks_do_not_divide) { run_ranks(3, experts_do_not_divide, NULL); }
+
 TE_TEST(experts_of_ranks_compare_their_bounds) { run_ranks(2, numbers_differ, NULL); }
 TE_TEST(experts_of_ranks_fail_together) {
     rank_state *all = run_ranks(2, one_rank_has_more, NULL);

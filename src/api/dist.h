@@ -201,7 +201,9 @@ typedef struct te_nccl_group_desc {
  * all ranks have made it. The caller owns the group, and calls te_group_destroy before te_ctx_destroy. Each rank needs
  * a context on a GPU, with the GPU's primary CUcontext (the default): te_ctx_desc.device is usually "cuda:N" with the
  * rank among those of the host, in LOCAL_RANK, SLURM_LOCALID, OMPI_COMM_WORLD_LOCAL_RANK or MPI_LOCALRANKID. Without a
- * launcher there is one rank, which needs no NCCL and works on the CPU as well.
+ * launcher there is one rank, which needs no NCCL and works on the CPU as well. A process may be several ranks: each
+ * has a thread, and a context on a GPU of its own, and gives its place among all ranks of the job by desc->size and
+ * desc->rank, since a launcher's variables have one place for the process.
  *
  * Rank and number of ranks come from RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI),
  * PMI_RANK and PMI_SIZE (MPICH) or SLURM_PROCID and SLURM_NTASKS (Slurm), the first of them that are set. Values that

@@ -189,6 +189,24 @@ TE_TEST(equal_to_threads_not_blocking) {
     equal_to_threads(2);
 }
 
+/* Several contexts of one process, each in a thread of its own, which says its place. */
+static void all_calls_of_thread_over_nccl(rank_state *s) {
+    tape_of_bytes t[2] = {{NULL, 0}, {NULL, 0}};
+    te_group *g = te_nccl_group_create(
+        s->te, &(te_nccl_group_desc){.size = s->size, .rank = s->rank, .timeout_seconds = PROCESS_SECONDS});
+    EXPECT(s, g && te_group_rank(g) == s->rank && te_group_size(g) == s->size);
+    all_calls_of(s->te, s->group, &t[0]);
+    if (g) all_calls_of(s->te, g, &t[1]);
+    EXPECT(s, t[0].n == t[1].n && !memcmp(t[0].at, t[1].at, t[0].n));
+    te_group_destroy(g);
+    free(t[0].at);
+    free(t[1].at);
+}
+TE_TEST(threads_of_one_process) {
+    prepare_processes();
+    run_ranks(3, all_calls_of_thread_over_nccl, NULL);
+}
+
 /* With a secret, and by a file; without a launcher's port. */
 static void check_hello(int size) {
     char want[32];

@@ -15,6 +15,7 @@
 #include "dist/server.c"
 #include "dist/store.c"
 
+#include <ifaddrs.h>
 #include <signal.h>
 
 /* ---- the keyed hash ---------------------------------------------------------------------------------------------- */
@@ -252,6 +253,51 @@ TE_TEST(loopback_alone) {
     finish();
     for (int i = 0; i < 3; i++)
         CHECK_MSG(!ranks[i].failed && ranks[i].store, "rank %d: %s%s", i, ranks[i].why, ranks[i].said);
+}
+
+/* An address of this machine that others reach it by, or NULL. */
+static const char *outer_address(void) {
+    static char text[INET_ADDRSTRLEN];
+    struct ifaddrs *all = NULL;
+    text[0] = 0;
+    if (getifaddrs(&all)) return NULL;
+    for (struct ifaddrs *a = all; a && !text[0]; a = a->ifa_next) {
+        if (!a->ifa_addr || a->ifa_addr->sa_family != AF_INET) continue;
+        const struct in_addr *ip = &((const struct sockaddr_in *)(const void *)a->ifa_addr)->sin_addr;
+        if (ntohl(ip->s_addr) >> 24 != 127) inet_ntop(AF_INET, ip, text, sizeof text);
+    }
+    freeifaddrs(all);
+    return text[0] ? text : NULL;
+}
+static bool answers(const char *address, int port) {
+    te__text why = TE_ZERO;
+    int fd = te__net_connect(address, port, te__time_now() + 5, &why);
+    const bool found = fd >= 0;
+    te__net_close(&fd);
+    te__text_free(&why);
+    return found;
+}
+/* Without a secret nobody of another machine finds the port; with one they do. A machine without an address shows the
+ * rest. */
+TE_TEST(loopback_answers_no_other_machine) {
+    const char *outer = outer_address();
+    for (int secret = 0; secret < 2; secret++) {
+        prepare(2, gather_much);
+        for (int i = 0; i < 2 && !secret; i++) te__text_clear(&ranks[i].secret);
+        start(0);
+        bool here = false;
+        for (int i = 0; i < 1000 && !here; i++) {
+            here = answers("127.0.0.1", ranks[0].at.port);
+            if (!here) te__sleep(0.01);
+        }
+        CHECK(here);
+        if (outer)
+            CHECK_MSG(answers(outer, ranks[0].at.port) == (secret != 0), "%s, %s secret", outer, secret ? "a" : "no");
+        start(1);
+        finish();
+        for (int i = 0; i < 2; i++)
+            CHECK_MSG(!ranks[i].failed && ranks[i].store, "rank %d: %s%s", i, ranks[i].why, ranks[i].said);
+    }
 }
 
 TE_TEST(rendezvous_file) {

@@ -1,13 +1,13 @@
 /* test_killed.c: processes that train together and write one checkpoint after the other, of which one is killed, or has
  * no room left on its disk: the others end with an error that names it, and the checkpoint that is there is whole and
- * goes on in another layout. On the CPU processes compute over the stand-in, which cannot show how NCCL ends. */
+ * goes on in another layout. Over the stand-in on the CPU, which cannot show how NCCL ends, and over NCCL itself on a GPU. */
 #define _GNU_SOURCE
 #include "../dist/processes.h"
 #include "shards.h"
 
-/* Of each kind of numbers, sizes that ranks do not divide alike. */
-static const shard_case cases[] = {{.num = &numbers[1], .width = 24, .inner = 40},
-                                   {.num = &numbers[6], .width = 24, .inner = 40}};
+/* Of each kind of numbers, sizes that ranks do not divide alike. A GPU multiplies FP8 by sixteens. */
+static const shard_case cases[] = {{.num = &numbers[1], .width = 48, .inner = 80},
+                                   {.num = &numbers[6], .width = 48, .inner = 80}};
 
 typedef struct trainee {
     te_module *m;
@@ -80,16 +80,37 @@ static void resume_rank(rank_state *s) {
     end(t);
     end(whole);
 }
-/* The checkpoint that `size` processes have left is one of theirs, in another layout. */
-static void check_left(const shard_case *c, const char *set, int size, int other) {
+/* The checkpoint that `size` processes on the device have left is one of theirs, in another layout. Of 16-bit gradients
+ * each rank adds up its slices itself, in the order of ranks, so that NCCL changes no bit. */
+static void check_left(const char *device, const shard_case *c, const char *set, int size, int other) {
     int steps = 0;
     left_case l = {.c = c, .steps = &steps};
     snprintf(l.set, sizeof l.set, "%s", set);
     snprintf(l.one, sizeof l.one, "%s", test_path("one.safetensors"));
     run_ranks(0, count_rank, &l);
     CHECK_MSG(steps > 0, "no step is in the checkpoint");
-    run_ranks(size, repeat_rank, &l);
-    run_ranks(other, resume_rank, &l);
+    run_ranks_on(device, false, size, repeat_rank, &l);
+    run_ranks_on(device, false, other, resume_rank, &l);
+}
+/* Kills rank `dead` so long after the first checkpoint. The processes are prepared. */
+static void kill_while_all_save(const char *device, int which, int size, int other, int dead, int microseconds) {
+    char gone[64], arg[600], set[512];
+    snprintf(set, sizeof set, "%s", test_path("kept.safetensors"));
+    snprintf(arg, sizeof arg, "%d%s", which, set);
+    test_setenv("TE_TEST_ARG", arg);
+    start_processes("save_for_ever", size);
+    for (int i = 0; i < size; i++) wait_until_ready(i);
+    usleep((useconds_t)microseconds);
+    kill(processes[dead].pid, SIGKILL);
+    snprintf(gone, sizeof gone, "rank %d (process %d on ", dead, (int)processes[dead].pid);
+    end_processes(size);
+    for (int i = 0; i < size; i++) {
+        const char *said = (const char *)processes[i].said;
+        if (i == dead) continue;
+        CHECK(WIFEXITED(processes[i].status) && WEXITSTATUS(processes[i].status) == 0);
+        CHECK_MSG(strstr(said, gone) && strstr(said, "is gone"), "rank %d says: %s", i, said);
+    }
+    check_left(device, &cases[which], set, size, other);
 }
 
 /* The moments are spread over steps and saves, from the first checkpoint on. */
@@ -99,26 +120,24 @@ TE_TEST(killed_while_all_save) {
     for (int round = 0; round < rounds; round++) {
         const int size = 2 + round % 2, other = (round / 2 % 2) * (size + 1), which = round / 2 % COUNT(cases);
         const int dead = (int)(random[2 * round] % size);
-        char gone[64], arg[600], set[512];
         prepare_processes();
-        snprintf(set, sizeof set, "%s", test_path("kept.safetensors"));
-        snprintf(arg, sizeof arg, "%d%s", which, set);
-        test_setenv("TE_TEST_ARG", arg);
         test_setenv("TE_TEST_SECONDS", test_samples() ? "8" : "3");
         test_case("round %d: rank %d of %d is killed", round, dead, size);
-        start_processes("save_for_ever", size);
-        for (int i = 0; i < size; i++) wait_until_ready(i);
-        usleep((useconds_t)(random[2 * round + 1] % 40000));
-        kill(processes[dead].pid, SIGKILL);
-        snprintf(gone, sizeof gone, "rank %d (process %d on ", dead, (int)processes[dead].pid);
-        end_processes(size);
-        for (int i = 0; i < size; i++) {
-            const char *said = (const char *)processes[i].said;
-            if (i == dead) continue;
-            CHECK(WIFEXITED(processes[i].status) && WEXITSTATUS(processes[i].status) == 0);
-            CHECK_MSG(strstr(said, gone) && strstr(said, "is gone"), "rank %d says: %s", i, said);
-        }
-        check_left(&cases[which], set, size, other);
+        kill_while_all_save("cpu", which, size, other, dead, (int)(random[2 * round + 1] % 40000));
+    }
+}
+/* A rank alone, or three, go on with what two have left; one, or two, with what three have left. A step and its
+ * checkpoint take longer here. */
+TE_TEST(gpu_killed_while_all_save) {
+    enum { ROUNDS = 8 };
+    const int64_t *random = test_integers(2 * ROUNDS, 6, 0, 1 << 30);
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    for (int round = 0; round < ROUNDS; round++) {
+        const int size = 2 + round % 2, other = round / 2 % 2 ? 0 : 5 - size, which = round / 4;
+        const int dead = (int)(random[2 * round] % size);
+        test_case("round %d: rank %d of %d is killed", round, dead, size);
+        kill_while_all_save("cuda:0", which, size, other, dead, (int)(random[2 * round + 1] % 300000));
     }
 }
 
@@ -149,7 +168,7 @@ TE_TEST(full_disk_while_all_save) {
     run_processes("without_room", 3);
     for (int i = 0; i < 3; i++)
         CHECK_MSG(!strcmp((const char *)processes[i].said, "0 "), "rank %d: %s", i, (const char *)processes[i].said);
-    check_left(&cases[0], set, 3, 2);
+    check_left("cpu", &cases[0], set, 3, 2);
 }
 
 static const process_part parts[] = {{"save_for_ever", save_for_ever}, {"without_room", save_without_room}};

@@ -1,6 +1,6 @@
 /* test_killed.c: processes that train together and write one checkpoint after the other, of which one is killed, or has
  * no room left on its disk: the others end with an error that names it, and the checkpoint that is there is whole and
- * goes on in another layout. Over the stand-in on the CPU, which cannot show how NCCL ends, and over NCCL itself on a GPU. */
+ * goes on in another layout. Over the stand-in on the CPU, which cannot show how NCCL ends, and over NCCL on a GPU. */
 #define _GNU_SOURCE
 #include "../dist/processes.h"
 #include "shards.h"

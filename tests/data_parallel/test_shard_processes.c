@@ -54,8 +54,9 @@ static void train_as_thread(rank_state *s) {
     }
 }
 
-/* With two ranks a sum has one order, so bits are equal. With four, NCCL adds in an order of its own, and Adam divides
- * nearly equal moments by each other; rounding to 8 or 4 bits may go the other way. See equal_rank of test_shards.c. */
+/* With two ranks a sum has one order, so bits are equal. With four, NCCL adds whole gradients in an order of its own,
+ * and Adam divides nearly equal moments by each other; rounding to 8 or 4 bits may go the other way. See equal_rank of
+ * test_shards.c. */
 static void equal_to_threads(const char *device, int size, const char *list) {
     test_setenv("TE_TEST_ARG", list);
     rank_state *threads = run_ranks_on(device, false, size, train_as_thread, list);
@@ -92,6 +93,12 @@ TE_TEST(shards_over_processes) {
     equal_to_threads("cpu", 2, test_samples() ? "06" : "068");
     if (!test_samples()) equal_to_threads("cpu", 4, "16");
 }
+TE_TEST(shards_over_four_in_another_order) {
+    if (test_samples()) SKIP("shards_over_processes has these cases");
+    prepare_processes();
+    test_setenv("TE_NCCL_STAND_IN_ORDER", "ring");
+    equal_to_threads("cpu", 4, "1689");
+}
 TE_TEST(gpu_shards_over_processes) {
     const char *why = no_nccl();
     if (why) SKIP(why);
@@ -105,7 +112,7 @@ TE_TEST(gpu_shards_in_other_recipes) {
 TE_TEST(gpu_shards_over_four) { /* they take turns on the GPU, so that their collectives are slow */
     const char *why = no_nccl();
     if (why) SKIP(why);
-    equal_to_threads("cuda:0", 4, "6");
+    equal_to_threads("cuda:0", 4, "1689");
 }
 
 /* A step whose gradients are exchanged is one graph: its launches train as calls do. */

@@ -13,10 +13,12 @@
  * queued, this one has computed. Of one that does not block, a call returns ncclInProgress (ncclCommSplit: ncclSuccess),
  * and goes on while ncclCommGetAsyncError is called. ncclCommAbort of another thread ends a call, or one that begins;
  * in a group, as in NCCL since 2.22, it leaves the communicator to that call until ncclGroupEnd. Numbers of 16 bits are
- * rounded after each addition, as in NCCL, in the order of the ranks. ncclSend ends when its bytes have been received.
+ * rounded after each addition, as in NCCL, in the order of the ranks, or in another one, as NCCL over more than two
+ * ranks. ncclSend ends when its bytes have been received.
  *
  *     TE_NCCL_STAND_IN_DIR       where the mapped files lie; default /tmp
  *     TE_NCCL_STAND_IN_VERSION   what ncclGetVersion says; default 23207
+ *     TE_NCCL_STAND_IN_ORDER     "ring": sums begin with the rank behind the one that gets them; all-reduces with rank 1
  *     TE_NCCL_STAND_IN_KILLS     "1 ncclCommSplit": rank 1 is killed in this call, while the others wait for it */
 #define _GNU_SOURCE
 #include "te_parts.h"
@@ -377,13 +379,15 @@ static void split_now(comm *c) {
 static void compute(comm *c) {
     size_t n = (size_t)c->is.count, bytes = n * size_of((int)c->is.dtype),
            at = c->is.kind == REDUCE_SCATTER ? bytes * (size_t)c->rank : 0;
+    const int first = !getenv("TE_NCCL_STAND_IN_ORDER") ? 0 : c->is.kind == REDUCE_SCATTER ? c->rank + 1 : 1;
     if (c->is.kind == SPLIT) split_now(c);
     if (c->is.kind == BROADCAST) memmove(c->out, seat_of(c, (int)c->is.root)->data, bytes);
     for (int i = 0; c->is.kind == ALL_GATHER && i < c->size; i++)
         memmove((char *)c->out + bytes * (size_t)i, seat_of(c, i)->data, bytes);
     if (c->is.kind != ALL_REDUCE && c->is.kind != REDUCE_SCATTER) return;
-    memcpy(c->out, seat_of(c, 0)->data + at, bytes);
-    for (int i = 1; i < c->size; i++) combine(c->out, seat_of(c, i)->data + at, (int)c->is.dtype, (int)c->is.op, n);
+    memcpy(c->out, seat_of(c, first % c->size)->data + at, bytes);
+    for (int i = 1; i < c->size; i++)
+        combine(c->out, seat_of(c, (first + i) % c->size)->data + at, (int)c->is.dtype, (int)c->is.op, n);
 }
 
 static void go_on(comm *c) {

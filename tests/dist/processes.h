@@ -100,6 +100,7 @@ static TE_MAYBE_UNUSED void prepare_processes(void) {
     test_setenv("TE_NCCL_PATH", beside_this_program("nccl_stand_in.so"));
     test_setenv("TE_NCCL_STAND_IN_DIR", test_dir());
     test_setenv("TE_NCCL_STAND_IN_VERSION", NULL);
+    test_setenv("TE_NCCL_STAND_IN_ORDER", NULL);
     test_setenv("TE_NCCL_STAND_IN_KILLS", NULL);
     test_setenv("TE_DEBUG_SYNC", NULL);
     test_setenv("TE_THREADS", "1");

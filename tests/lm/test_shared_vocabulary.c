@@ -7,7 +7,8 @@
 
 enum { SV_WORDS = 24, SV_WIDTH = 16, SV_LAYERS = 2, SV_LENGTH = 8 };
 
-/* Compares with what one rank computes. f32 sums in another order: 1e-5 of numbers of about 1. */
+/* Compares with what one rank computes. f32 sums in another order: 1e-5 of numbers of about 1. On a GPU gradients are
+ * rounded to TF32 between products, 2^-11 of a factor. */
 static void sv_same(rank_state *s, const char *what, te_tensor *got, te_tensor *want) {
     char text[160];
     float a[1024], b[1024];
@@ -16,7 +17,7 @@ static void sv_same(rank_state *s, const char *what, te_tensor *got, te_tensor *
     if (worst == 0 && te_tensor_to_f32(got, a) == TE_OK && te_tensor_to_f32(want, b) == TE_OK)
         for (int i = 0; i < n; i++) worst = fmax(worst, fabs((double)a[i] - (double)b[i]) / (1 + fabs((double)b[i])));
     snprintf(text, sizeof text, "%s differs by %g", what, worst);
-    if (!(worst < 1e-5)) wrong(s, text);
+    if (!(worst < (te_ctx_is_cuda(s->te) ? 4e-3 : 1e-5))) wrong(s, text);
 }
 static te_tensor *sv_rows(te_tensor *x, int64_t rank, int64_t size) {
     const int64_t own = te_tensor_shape(x)[0] / size;
@@ -79,10 +80,10 @@ static void table_rank(rank_state *s) {
     sv_refused(s, te_parallel_lm_logits(id, id, &(te_parallel_lm_logits_desc){.tp_group = s->group}), TE_ERR_DTYPE, "te_parallel_lm_logits");
     sv_refused(s, te_parallel_lm_logits(te_tensor_zeros(te, TE_F32, SHAPE(1, 2)), te_tensor_zeros(te, TE_F32, SHAPE(2, 2)), NULL), TE_ERR_INVALID, "te_parallel_lm_logits");
 }
-TE_TEST(shared_table_looks_up_and_multiplies) {
+TE_TEST_DEVICES(shared_table_looks_up_and_multiplies) {
     for (int size = 2; size <= 4; size += 2) {
         test_case("%d ranks", size);
-        run_ranks(size, table_rank, NULL);
+        run_ranks_on(te_ctx_device(te), false, size, table_rank, NULL);
     }
 }
 

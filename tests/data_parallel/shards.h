@@ -147,6 +147,16 @@ static TE_MAYBE_UNUSED te_result run_step(rank_state *s, te_module *m, te_optimi
     return scaler && result == TE_OK ? te_grad_scaler_update(scaler) : result;
 }
 
+/* ---- memory ---- */
+
+/* Returns the bytes that the pool takes for a tensor of `bytes` (core/memory.c): a multiple of an eighth of the next
+ * power of two, and at least of 512. */
+static TE_MAYBE_UNUSED size_t taken(size_t bytes) {
+    size_t step = 512;
+    while (step * 8 < bytes) step *= 2;
+    return (bytes + step - 1) / step * step;
+}
+
 /* ---- comparing ---- */
 
 typedef struct param_list {

@@ -170,44 +170,52 @@ TE_TEST(gpu_step_is_a_graph) {
         }
 }
 
-/* The bytes on the way, and the peak of a rank's memory, are those of the formulas. TE_TEST_ARG: ways to shard. */
+/* The bytes on the way, and the peaks of a rank's memory, are those of the formulas. TE_TEST_ARG: pairs of the kind of
+ * numbers and the way to shard; 3: parameters that stay. */
 static void step_as_process(process_rank *p) {
     rank_state s = {0};
     s.te = p->te, s.group = p->group, s.rank = p->rank, s.size = p->size;
-    for (const char *shard = p->arg; *shard; shard++) {
-        const bool gpu = te_ctx_is_cuda(p->te);
-        double peak = 0;
-        const step_case c = {.num = &numbers[1],
-                             .shard = (te_shard)(*shard - '0'),
-                             .width = gpu ? 1024 : 256,
+    for (const char *pair = p->arg; *pair; pair += 2) {
+        const bool gpu = te_ctx_is_cuda(p->te), stay = pair[1] == '3';
+        const number_case *num = &numbers[pair[0] - '0'];
+        step_peaks got = {0, 0, 0};
+        const step_case c = {.num = num,
+                             .shard = stay ? TE_SHARD_PARAMETERS : (te_shard)(pair[1] - '0'),
+                             .stay = stay,
+                             .width = gpu ? STEP_WIDTH_ON_GPU : STEP_WIDTH,
                              .flights = true,
-                             .peak = &peak};
+                             .peaks = &got};
         s.arg = &c;
         step_rank(&s);
-        const step_peak_range want = peaks_of(&c, p->size);
-        fprintf(p->out, "shard %c: %.3f of %.3f to %.3f%s", *shard, peak, want.from, want.to, shard[1] ? ", " : "");
+        const step_peak_range step = step_peaks_of(&c, p->size, &got, gpu), forward = forward_peaks(&c, &got, gpu);
+        fprintf(p->out, "%s, shard %c: ", num->name, pair[1]);
+        if (step_checks_step(&c)) fprintf(p->out, "%.3f of %.3f to %.3f", got.step, step.from, step.to);
+        if (step_checks_forward(&c))
+            fprintf(p->out, ", forward %.3f of %.3f to %.3f", got.forward, forward.from, forward.to);
+        if (pair[2]) fprintf(p->out, "; ");
     }
     if (s.wrong || !te_ok(p->te)) fprintf(p->out, " WRONG %d %s %s", s.wrong, s.what, te_error(p->te));
 }
-static void memory_of(int size, const char *shards) {
-    test_setenv("TE_TEST_ARG", shards);
+static void memory_of(int size, const char *list) {
+    test_setenv("TE_TEST_ARG", list);
     test_case("%d ranks", size);
     run_processes("step", size);
     for (int i = 0; i < size; i++) {
         const char *said = (const char *)processes[i].said;
-        CHECK_MSG(!strncmp(said, "shard ", 6) && !strstr(said, "WRONG"), "rank %d: %s", i, said);
+        CHECK_MSG(strstr(said, "shard ") && !strstr(said, "WRONG"), "rank %d: %s", i, said);
     }
     if (getenv("TE_TEST_SHOW"))
         printf("%d ranks, bytes for each element of a unit: %s\n", size, (const char *)processes[0].said);
 }
 TE_TEST(memory_of_ranks) {
     prepare_processes();
-    memory_of(2, test_samples() ? "2" : "012");
+    memory_of(2, test_samples() ? "12" : "101112136282");
+    if (!test_samples()) memory_of(4, "10111213");
 }
 TE_TEST(gpu_memory_of_ranks) {
     const char *why = no_nccl();
     if (why) SKIP(why);
-    for (int size = 2; size <= 4; size += 2) memory_of(size, "012");
+    for (int size = 2; size <= 4; size += 2) memory_of(size, "101112136282");
 }
 
 static const process_part parts[] = {

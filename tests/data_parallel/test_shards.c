@@ -100,13 +100,6 @@ TE_TEST(shards_clip_by_the_norm_of_all_slices) {
 
 /* ---- memory ---- */
 
-/* Returns the bytes that the pool takes for a tensor of `bytes` (core/memory.c): a multiple of an eighth of the next
- * power of two, and at least of 512. */
-static size_t taken(size_t bytes) {
-    size_t step = 512;
-    while (step * 8 < bytes) step *= 2;
-    return (bytes + step - 1) / step * step;
-}
 static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 /* The formula of api/sharding.h for what a rank keeps between steps of a plain bf16 model under Adam with masters. */
 static size_t kept_bytes(rank_state *s, te_module *m, te_shard shard) {

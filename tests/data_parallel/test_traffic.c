@@ -56,8 +56,12 @@ TE_TEST(traffic_and_memory_of_a_step) {
                 const step_case c = {.num = &numbers[some[i]],
                                      .shard = (te_shard)(shard == 3 ? TE_SHARD_PARAMETERS : shard),
                                      .stay = shard == 3,
-                                     .width = 256};
+                                     .width = i > 0 && shard != TE_SHARD_PARAMETERS ? 256 : STEP_WIDTH};
                 test_case("%d ranks, %s, shard %d", size, c.num->name, shard);
                 run_ranks(size, step_rank, &c);
             }
+    if (test_samples()) return;
+    const step_case wide = {.num = &numbers[6], .shard = TE_SHARD_PARAMETERS, .width = STEP_WIDE};
+    test_case("4 ranks, %s, wide", wide.num->name);
+    run_ranks(4, step_rank, &wide); /* slices that are small beside a unit's codes */
 }

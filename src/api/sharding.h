@@ -94,9 +94,10 @@
  *
  * Without requires_gradient_sync nothing of a gradient is exchanged, and whole gradients, G, stay until a later pass
  * exchanges them. P is 2 E in bf16, and E in FP8; MXFP8 has two copies, 2 E. The amaxes of new codes are reduced beside
- * this: at the most E / 4 bytes, of MXFP8. Two things cost memory beside this: views and joined copies of parameters
- * that the tape saves (parameters_split), and, with delayed scaling, quantized copies of weights that are stored in
- * high precision.
+ * this: at the most E / 4 bytes, of MXFP8. Three things cost memory beside this: the transposed copies that codes of 8
+ * bits, other than MXFP8's, get where they are gathered, which are as large as the codes; views and joined copies of
+ * parameters that the tape saves (parameters_split); and, with delayed scaling, quantized copies of weights that are
+ * stored in high precision.
  *
  * A model that no rank could hold: te_hf_open with te_hf_desc.units reads a folder unit by unit, and te_hf_save writes
  * one. Or make the model with the device TE_PARAMS_META, and unit by unit call te_module_reset_parameters, which

@@ -15,8 +15,8 @@
  * only moves bytes, is exact in every group.
  *
  * Captures. A collective over more than one rank gives TE_ERR_STATE in a capture. With te_group_desc.captures it
- * becomes part of the graph instead, and the graph holds the memory of its tensors. All ranks must launch their graphs
- * in the same order.
+ * becomes part of the graph instead, and the graph holds the memory of its tensors. On the CPU, which queues nothing,
+ * each launch makes the collective. All ranks must launch their graphs in the same order.
  *
  * Comparing. Before some calls, ranks exchange a text that describes the call (module, sizes, formats, mask, window,
  * recipe and its options). If the texts differ, the call gives TE_ERR_STATE on all ranks, with the texts of two ranks.
@@ -123,8 +123,8 @@ typedef struct te_group_desc {
     te_result (*recv)(void *user, te_ctx *te, te_tensor *x, int from);
     /* Makes the pending and later calls of every rank fail. May be called from any thread. `reason` is borrowed. */
     te_result (*abort)(void *user, const char *reason);
-    /* true => the functions above only queue work on the stream, and may be called in its capture. No effect on the
-     * CPU. */
+    /* true => the functions above only queue work on the stream, and may be called in its capture. On the CPU they are
+     * called by each launch of the graph */
     bool captures;
 } te_group_desc;
 

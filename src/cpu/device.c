@@ -4,7 +4,10 @@
 /* ---- the calls of a graph ---- */
 
 typedef struct te__call {
-    const te__op_info *op; /* NULL: this call sets `bytes` bytes at `clear` to 0 */
+    const te__op_info *op; /* NULL, and `run` is NULL: this call sets `bytes` bytes at `clear` to 0 */
+    /* Not NULL: the call is a collective (dist/group.c). It is called after a failure of the launch too: `before` is the
+     * error, which it tells the other ranks. */
+    te_result (*run)(te_ctx *te, void *args, te_result before);
     void *clear;
     size_t bytes;
     void *args; /* `args_bytes` bytes: the args, followed by copies of everything that they point to */
@@ -89,9 +92,11 @@ static te_result te__cpu_capture_end(te_ctx *te, te_graph *g) {
 static te_result te__cpu_graph_launch(te_ctx *te, te_graph *g) {
     te_result result = te__refuse_fork(te);
     int i;
-    for (i = 0; i < g->num_records && result == TE_OK; i++) {
+    for (i = 0; i < g->num_records; i++) {
         const te__call *r = &g->records[i];
-        if (r->op) result = r->op->cpu(te, r->args);
+        if (r->run) result = r->run(te, r->args, result);
+        else if (result != TE_OK) continue;
+        else if (r->op) result = r->op->cpu(te, r->args);
         else memset(r->clear, 0, r->bytes);
     }
     return result;

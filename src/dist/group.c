@@ -93,6 +93,7 @@ TE_API void te_group_destroy(te_group *group) {
         if (te->used[i] == group) te->used[i] = NULL;
         if (te->loose[i] == group) te->loose[i] = NULL;
     }
+    te__graphs_forget(te, group, "a group of ranks that it uses was destroyed", "te_group_destroy of a group");
     if (group->is.size > 1) te->shared--;
     te__closable_remove(&group->closable);
     /* in a forked child, the group still belongs to the parent */
@@ -222,13 +223,13 @@ static te_result te__group_captures(te_group *group, te__collective kind, const 
     if (te__is_alone(group)) return TE_OK;
     te__group_meets(group);
     if (!te->capture) return TE_OK;
-    if (group->is.captures && te_ctx_is_cuda(te)) {
+    if (group->is.captures) {
         if (read) r = te__capture_hold(te->capture, read->buffer);
         if (written && r == TE_OK) r = te__capture_hold(te->capture, written->buffer);
         return r;
     }
-    snprintf(what, sizeof(what), "%s over group \"%.40s\", which %s,", te__collective_name(kind), group->name,
-             group->is.captures ? "queues nothing on the CPU" : "does not queue its work on the stream");
+    snprintf(what, sizeof(what), "%s over group \"%.40s\", which does not queue its work on the stream,",
+             te__collective_name(kind), group->name);
     return te__refuse_capture(te, what, "call it before te_graph_begin, or between two te_graph_launch");
 }
 
@@ -276,14 +277,129 @@ static te_result te__copy_bytes(const te_tensor *x, te_tensor *out) {
     return r;
 }
 
+/* A collective whose arguments have been checked, for the group's implementation. */
+typedef struct te__group_call {
+    te__collective kind;
+    te_reduce_op op;
+    int peer, from, n;             /* peer: the root, the destination or the source. from: the source of TE__PASS */
+    te_tensor *const *x, *const *out; /* [n] */
+    const int64_t *send, *recv;    /* [the number of ranks], of TE__ALL_TO_ALL */
+} te__group_call;
+static te_result te__group_run(te_group *group, const te__group_call *c) {
+    const te_group_desc *is = &group->is;
+    te_tensor *x = c->x ? c->x[0] : NULL, *out = c->out ? c->out[0] : NULL;
+    te_ctx *te = group->te;
+    switch (c->kind) {
+    case TE__ALL_REDUCE: return is->all_reduce(is->user, te, out, c->op);
+    case TE__ALL_GATHER: return is->all_gather(is->user, te, x, out);
+    case TE__REDUCE_SCATTER: return is->reduce_scatter(is->user, te, x, out);
+    case TE__BROADCAST: return is->broadcast(is->user, te, out, c->peer);
+    case TE__ALL_TO_ALL: return is->all_to_all(is->user, te, x, c->send, out, c->recv);
+    case TE__SEND: return is->send(is->user, te, x, c->peer);
+    case TE__RECV: return is->recv(is->user, te, out, c->peer);
+    case TE__PASS: return group->pass(is->user, te, c->x, c->peer, c->out, c->from, c->n);
+    default: return is->barrier(is->user);
+    }
+}
+
+/* On the CPU nothing is queued: a capture keeps the call, and each launch makes it. */
+typedef struct te__group_kept {
+    te_group *group;
+    te__group_call call;
+} te__group_kept;
+static te_result te__group_replay(te_ctx *te, void *args, te_result before) {
+    const te__group_kept *kept = (const te__group_kept *)args;
+    te_result result;
+    (void)te;
+    if (before != TE_OK) return te__refuse(kept->group, kept->call.kind, before);
+    result = te__group_run(kept->group, &kept->call);
+    return result == TE_OK ? result : te__report_collective(kept->group, kept->call.kind, 0, result);
+}
+/* Copies a list of n tensors into `memory`, as te__call_room does. */
+static te_tensor *const *te__group_keep_list(te_tensor *const *list, int n, unsigned char *memory, size_t *used) {
+    te_tensor **to = list ? (te_tensor **)te__call_room(memory, used, (size_t)n * sizeof(te_tensor *)) : NULL;
+    int i;
+    for (i = 0; i < n && list; i++) {
+        te_tensor *copy = te__keep_tensor(list[i], memory, used);
+        if (!to || !copy) continue;
+        /* a program's own collective may call operations, which note their writes */
+        copy->buffer->writes = NULL;
+        copy->buffer->num_writes = copy->buffer->cap_writes = 0;
+        copy->buffer->saved_at = 0;
+        copy->buffer->used = NULL;
+        to[i] = copy;
+    }
+    return to;
+}
+static const int64_t *te__group_keep_counts(const int64_t *counts, int n, unsigned char *memory, size_t *used) {
+    int64_t *to = counts ? (int64_t *)te__call_room(memory, used, (size_t)n * sizeof(int64_t)) : NULL;
+    return to ? (const int64_t *)memcpy(to, counts, (size_t)n * sizeof(int64_t)) : NULL;
+}
+/* Copies a call into `memory`; NULL: counts its bytes alone. */
+static void te__group_keep(te_group *group, const te__group_call *c, unsigned char *memory, size_t *used) {
+    te__group_kept *kept = (te__group_kept *)te__call_room(memory, used, sizeof(te__group_kept)), none;
+    if (!kept) kept = &none;
+    kept->group = group;
+    kept->call = *c;
+    kept->call.x = te__group_keep_list(c->x, c->n, memory, used);
+    kept->call.out = te__group_keep_list(c->out, c->n, memory, used);
+    kept->call.send = te__group_keep_counts(c->send, group->is.size, memory, used);
+    kept->call.recv = te__group_keep_counts(c->recv, group->is.size, memory, used);
+}
+static te_result te__group_no_launch(te_graph *g, void *owner, void *data) {
+    (void)g, (void)owner, (void)data;
+    return TE_OK;
+}
+static void te__group_launched(te_graph *g, void *owner, void *data) { (void)g, (void)owner, (void)data; }
+static te_result te__group_record(te_group *group, const te__group_call *c) {
+    te_ctx *te = group->te;
+    te__call *r = te__call_add(te);
+    size_t used = 0;
+    if (!r) return TE_ERR_OUT_OF_MEMORY;
+    if (!te__graph_find_part(te->capture, group)) { /* the graph is broken when the group is destroyed */
+        te__graph_part *part = te__graph_add_part(te->capture, group, 0);
+        if (!part) return TE_ERR_OUT_OF_MEMORY;
+        part->before = te__group_no_launch;
+        part->after = part->captured = te__group_launched;
+    }
+    te__group_keep(group, c, NULL, &used);
+    r->args_bytes = used;
+    r->args = te__alloc(te, used);
+    if (!r->args) return TE_ERR_OUT_OF_MEMORY;
+    used = 0;
+    te__group_keep(group, c, (unsigned char *)r->args, &used);
+    r->run = te__group_replay;
+    te->capture->num_records++;
+    return TE_OK;
+}
+/* Runs or queues a collective, or makes it a part of the graph. x and out may be NULL. */
+static te_result te__group_call_one(te_group *group, te__group_call *c, const te_tensor *x, te_tensor *out) {
+    te_tensor *read = (te_tensor *)x;
+    if (x) c->x = &read;
+    if (out) c->out = &out;
+    if (x || out) c->n = 1;
+    return group->te->capture && !te_ctx_is_cuda(group->te) ? te__group_record(group, c) : te__group_run(group, c);
+}
+/* Does te__group_call_one for a collective that has no more arguments than these. */
+static te_result te__group_call_kind(te_group *group, te__collective kind, const te_tensor *x, te_tensor *out,
+                                     int peer) {
+    te__group_call c = TE_ZERO;
+    c.kind = kind;
+    c.peer = peer;
+    return te__group_call_one(group, &c, x, out);
+}
+
 TE_API te_result te_all_reduce(te_group *group, te_tensor *x, te_reduce_op op) {
+    te__group_call c = TE_ZERO;
     const uint64_t n = (uint64_t)te__group_size(group);
     te_result r = te__want_shared(group, TE__ALL_REDUCE, "x", x);
     if (r == TE_OK) r = te__want_reducible(TE__ALL_REDUCE, x, op);
     if (r == TE_OK) r = te__group_captures(group, TE__ALL_REDUCE, NULL, x);
     if (r != TE_OK) return te__refuse(group, TE__ALL_REDUCE, r);
     if (te__is_alone(group)) return TE_OK;
-    r = group->is.all_reduce(group->is.user, group->te, x, op);
+    c.kind = TE__ALL_REDUCE;
+    c.op = op;
+    r = te__group_call_one(group, &c, NULL, x);
     te__touch(x);
     return te__report_collective(group, TE__ALL_REDUCE,
                                  (2 * (n - 1) * (uint64_t)te_tensor_bytes(x) + n - 1) / n, r);
@@ -296,7 +412,7 @@ TE_API te_result te_all_gather(te_group *group, const te_tensor *x, te_tensor *o
     if (r == TE_OK) r = te__group_captures(group, TE__ALL_GATHER, x, out);
     if (r != TE_OK) return te__refuse(group, TE__ALL_GATHER, r);
     if (te__is_alone(group)) return te_group_size(group) == 1 ? te__copy_bytes(x, out) : TE_OK;
-    r = group->is.all_gather(group->is.user, group->te, x, out);
+    r = te__group_call_kind(group, TE__ALL_GATHER, x, out, -1);
     te__touch(out);
     return te__report_collective(group, TE__ALL_GATHER,
                                  (uint64_t)(group->is.size - 1) * (uint64_t)te_tensor_bytes(x), r);
@@ -310,7 +426,7 @@ TE_API te_result te_reduce_scatter(te_group *group, const te_tensor *x, te_tenso
     if (r == TE_OK) r = te__group_captures(group, TE__REDUCE_SCATTER, x, out);
     if (r != TE_OK) return te__refuse(group, TE__REDUCE_SCATTER, r);
     if (te__is_alone(group)) return te_group_size(group) == 1 ? te__copy_bytes(x, out) : TE_OK;
-    r = group->is.reduce_scatter(group->is.user, group->te, x, out);
+    r = te__group_call_kind(group, TE__REDUCE_SCATTER, x, out, -1);
     te__touch(out);
     return te__report_collective(group, TE__REDUCE_SCATTER,
                                  (uint64_t)(group->is.size - 1) * (uint64_t)te_tensor_bytes(out), r);
@@ -324,7 +440,7 @@ TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root) {
     if (r == TE_OK) r = te__group_captures(group, TE__BROADCAST, NULL, x);
     if (r != TE_OK) return te__refuse(group, TE__BROADCAST, r);
     if (te__is_alone(group)) return TE_OK;
-    r = group->is.broadcast(group->is.user, group->te, x, root);
+    r = te__group_call_kind(group, TE__BROADCAST, NULL, x, root);
     te__touch(x);
     return te__report_collective(group, TE__BROADCAST, group->is.rank == root ? te_tensor_bytes(x) : 0, r);
 }
@@ -334,7 +450,7 @@ TE_API te_result te_barrier(te_group *group) {
     if (te__is_alone(group) || r != TE_OK) return r;
     r = te__group_captures(group, TE__BARRIER, NULL, NULL);
     if (r != TE_OK) return te__refuse(group, TE__BARRIER, r);
-    return te__report_collective(group, TE__BARRIER, 0, group->is.barrier(group->is.user));
+    return te__report_collective(group, TE__BARRIER, 0, te__group_call_kind(group, TE__BARRIER, NULL, NULL, -1));
 }
 
 /* ---- all to all ---- */
@@ -406,6 +522,7 @@ static te_result te__want_exchange(const te_tensor *x, const te_tensor *out) {
 static te_result te__all_to_all(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out,
                                 const int64_t *recv_counts, int64_t *full) {
     int size = te_group_size(group);
+    te__group_call c = TE_ZERO;
     te_result r = te__want_lines("x", x, "send_counts", send_counts, size, full);
     if (r == TE_OK) r = te__want_lines("out", out, "recv_counts", recv_counts, size, full + size);
     if (r == TE_OK && size == 1 && full[0] != full[1])
@@ -414,7 +531,10 @@ static te_result te__all_to_all(te_group *group, const te_tensor *x, const int64
     if (r == TE_OK) r = te__group_captures(group, TE__ALL_TO_ALL, x, out);
     if (r != TE_OK) return te__refuse(group, TE__ALL_TO_ALL, r);
     if (te__is_alone(group)) return size == 1 ? te__copy_bytes(x, out) : TE_OK;
-    r = group->is.all_to_all(group->is.user, group->te, x, full, out, full + size);
+    c.kind = TE__ALL_TO_ALL;
+    c.send = full;
+    c.recv = full + size;
+    r = te__group_call_one(group, &c, x, out);
     te__touch(out);
     return te__report_collective(
         group, TE__ALL_TO_ALL,
@@ -456,7 +576,7 @@ TE_API te_result te_send(te_group *group, const te_tensor *x, int to) {
     return te__is_alone(group)
                ? TE_OK
                : te__report_collective(group, TE__SEND, te_tensor_bytes(x),
-                                       group->is.send(group->is.user, group->te, x, to));
+                                       te__group_call_kind(group, TE__SEND, x, NULL, to));
 }
 
 TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
@@ -465,7 +585,7 @@ TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
     if (r == TE_OK) r = te__group_captures(group, TE__RECV, NULL, x);
     if (r != TE_OK) return te__refuse_peer(group, TE__RECV, from, r);
     if (te__is_alone(group)) return TE_OK;
-    r = group->is.recv(group->is.user, group->te, x, from);
+    r = te__group_call_kind(group, TE__RECV, NULL, x, from);
     te__touch(x);
     return te__report_collective(group, TE__RECV, 0, r);
 }
@@ -488,6 +608,7 @@ static te_result te__pass_in_turns(te_group *group, te_tensor *const *out, int t
 }
 static te_result te__pass_at_once(te_group *group, te_tensor *const *out, int to, te_tensor *const *in, int from,
                                   int n, te_result result) {
+    te__group_call c = TE_ZERO;
     uint64_t bytes = 0;
     int i;
     for (i = 0; i < n && result == TE_OK; i++) {
@@ -498,7 +619,13 @@ static te_result te__pass_at_once(te_group *group, te_tensor *const *out, int to
     }
     if (result != TE_OK) return te__refuse(group, TE__PASS, result);
     if (te__is_alone(group)) return TE_OK;
-    result = group->pass(group->is.user, group->te, out, to, in, from, n);
+    c.kind = TE__PASS;
+    c.x = out;
+    c.out = in;
+    c.peer = to;
+    c.from = from;
+    c.n = n;
+    result = te__group_call_one(group, &c, NULL, NULL);
     for (i = 0; i < n; i++) te__touch(in[i]);
     result = te__report_collective(group, TE__PASS, bytes, result);
     if (result == TE_OK) { /* to the program these are calls of te_send and te_recv */

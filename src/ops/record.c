@@ -64,7 +64,19 @@ static void te__keep_frequencies(te_op op, void *args, unsigned char *memory, si
     void *to = bytes ? te__call_room(memory, used, bytes) : NULL;
     if (to) x->inv_freq = (const float *)memcpy(to, x->inv_freq, bytes);
 }
-/* Copies the tensors of a call: the handles, not the elements. */
+/* Copies a tensor: the handle, not the elements. */
+static te_tensor *te__keep_tensor(const te_tensor *x, unsigned char *memory, size_t *used) {
+    te_tensor *copy = (te_tensor *)te__call_room(memory, used, sizeof(te_tensor));
+    te__buffer *buffer = (te__buffer *)te__call_room(memory, used, sizeof(te__buffer));
+    if (!copy) return NULL;
+    *copy = *x;
+    *buffer = *x->buffer;
+    copy->buffer = buffer;
+    copy->var = NULL;
+    copy->name = NULL;
+    return copy;
+}
+/* Copies the tensors of a call. */
 static void te__keep_tensors(te_op op, void *args, unsigned char *memory, size_t *used) {
     te__args l;
     int64_t i;
@@ -72,15 +84,8 @@ static void te__keep_tensors(te_op op, void *args, unsigned char *memory, size_t
     te__args_of(&l, op, args, false);
     for (k = 0; k < l.n; k++)
         for (i = 0; i < te__arg_count(&l.arg[k]); i++) {
-            te_tensor *x = te__arg_tensor(&l.arg[k], i);
-            te_tensor *copy = x ? (te_tensor *)te__call_room(memory, used, sizeof(te_tensor)) : NULL;
-            te__buffer *buffer = x ? (te__buffer *)te__call_room(memory, used, sizeof(te__buffer)) : NULL;
+            const te_tensor *x = te__arg_tensor(&l.arg[k], i), *copy = x ? te__keep_tensor(x, memory, used) : NULL;
             if (!copy) continue;
-            *copy = *x;
-            *buffer = *x->buffer;
-            copy->buffer = buffer;
-            copy->var = NULL;
-            copy->name = NULL;
             memcpy(te__arg_slot(&l.arg[k], i), &copy, sizeof(copy));
         }
 }

@@ -4,7 +4,7 @@
  *
  *     overlap    a pass through layers of a Llama whose gradients are exchanged, and whose parameters are gathered, over the pass without; the part of the
  *                exchange that shows, over the time of the exchange alone; and steps with the optimizer: tokens of all ranks over those of one GPU
- *     graph      the same pass, gradients exchanged, as launches of a te_graph, over its calls
+ *     graph      the same pass, gradients exchanged, and steps of each way of sharding, as launches of a te_graph, over their calls
  *     gather     te_fsdp_unshard of weights that are stored in FP8, over those in BF16: microseconds
  *     tensor     layers that ranks share, with sequence parallelism, over one GPU; with options ub_..., over the layers without
  *     context    a layer of a long sequence that ranks share, over one GPU
@@ -212,24 +212,32 @@ static void dist_overlap(dist_bench *d) {
 }
 
 static void dist_graph(dist_bench *d) {
+    static const struct {
+        const char *name;
+        te_shard shard;
+        bool steps;
+    } rows[] = {{"pass as a graph, gradients", TE_SHARD_NONE, false},
+                {"step as a graph, gradients", TE_SHARD_NONE, true},
+                {"step as a graph, optimizer shards", TE_SHARD_OPTIMIZER, true},
+                {"step as a graph, parameter shards", TE_SHARD_PARAMETERS, true}};
     char shape[96];
-    double calls, launches;
-    if (!te_ctx_is_cuda(d->te)) {
-        printf("graph: left out, since ranks on the CPU do not capture\n");
-        return;
-    }
     dist_shape(d, d->z->layers, d->z->tokens, shape);
-    te_scope_begin(d->te);
-    dist_work w = dist_layers(d, d->z->layers, d->z->tokens, NULL);
-    dist_share(d, w.m, TE_SHARD_NONE, false);
-    calls = dist_time(d, dist_pass, dist_forget, &w);
-    te_graph_begin(d->te);
-    dist_pass(&w);
-    w.graph = te_graph_end(d->te);
-    launches = dist_time(d, dist_launch, NULL, &w);
-    report_against(d->b, "pass as a graph, gradients", shape, launches, launches * 1e6, calls * 1e6, "us", "calls");
-    dist_drop(&w);
-    te_scope_end(d->te);
+    for (int i = 0; i < (int)(sizeof rows / sizeof *rows) && te_ok(d->te); i++) {
+        void (*run)(void *arg) = rows[i].steps ? dist_step : dist_pass;
+        double calls, launches;
+        te_scope_begin(d->te);
+        dist_work w = dist_layers(d, d->z->layers, d->z->tokens, NULL);
+        dist_share(d, w.m, rows[i].shard, false);
+        if (rows[i].steps) dist_adam(&w);
+        calls = dist_time(d, run, dist_forget, &w);
+        te_graph_begin(d->te);
+        run(&w);
+        w.graph = te_graph_end(d->te);
+        launches = dist_time(d, dist_launch, NULL, &w);
+        report_against(d->b, rows[i].name, shape, launches, launches * 1e6, calls * 1e6, "us", "calls");
+        dist_drop(&w);
+        te_scope_end(d->te);
+    }
 }
 
 /* The same layers, stored in BF16 and in FP8 of the current recipe: half the bytes travel. */

@@ -86,8 +86,8 @@ typedef struct te_graphed_desc {
  * te_make_graphed_callables syncs. On failure no module gets graphs.
  * TE_ERR_STATE while a forward pass waits for its te_backward.
  * TE_ERR_UNSUPPORTED for a module with more than 1,000 parameters that require gradients.
- * TE_ERR_UNSUPPORTED with delay_wgrad_compute, and for a module that draws random numbers under
- * te_module_set_checkpoint.
+ * TE_ERR_UNSUPPORTED with delay_wgrad_compute, for parameters that are sharded themselves (TE_SHARD_PARAMETERS), and
+ * for a module that draws random numbers under te_module_set_checkpoint.
  * TE_ERR_INVALID for a module that is given twice.
  * Source: transformer_engine.pytorch.make_graphed_callables. */
 TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args,

@@ -103,9 +103,20 @@
  * one. Or make the model with the device TE_PARAMS_META, and unit by unit call te_module_reset_parameters, which
  * allocates the unit's parameters, and te_fsdp_unit, which releases them again. Then te_model_load reads the slices.
  *
+ * Graphs. A te_graph may hold passes and te_optimizer_step of units of each kind, if the group queues its collectives
+ * (te_group_desc.captures: NCCL; the group of threads does not). A launch has the bits of the calls. It gathers
+ * parameters from the slices as they are then, into memory of the graph. te_graph_begin releases all parameters that
+ * are gathered, as te_fsdp_reshard does, and te_graph_launch those of the graph. TE_ERR_STATE:
+ *   - in a capture, for the exchange of a parameter's gradient that this rank does not have, since the host asks
+ *     whether other ranks have it, or that it had before te_graph_begin;
+ *   - in a capture, for te_grad_scaler_step of sharded weights that are stored quantized, since the host asks whether
+ *     the step is skipped;
+ *   - for te_graph_begin and te_graph_launch inside of a forward of a unit whose parameters are sharded;
+ *   - for te_graph_launch, if a sharded unit of the graph was taken back.
+ *
  * Errors of sharded units: TE_ERR_UNSUPPORTED for hybrid and custom quantizers, and for states in f16 or e4m3;
- * TE_ERR_STATE in the capture of a graph, for parameters that were added, cast or unfrozen after the unit was made, for
- * a step with gradients that were not exchanged, and for reading a parameter that is not gathered.
+ * TE_ERR_STATE for parameters that were added, cast or unfrozen after the unit was made, for a step with gradients that
+ * were not exchanged, and for reading a parameter that is not gathered.
  *
  * Source: torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp (FSDPModule), ZeRO (Rajbhandari 2019),
  * nemo_automodel.components.moe.fsdp_mixin. */
@@ -182,7 +193,7 @@ TE_API bool te_fsdp_get_slice(const te_tensor *param, te_fsdp_slice *slice);
 /* Gathers the parameters of all units at and below m, to be read or written by the program (FSDPModule.unshard,
  * FSDP.summon_full_params). All ranks must call it, and must write the same values. They stay until te_fsdp_reshard,
  * until te_optimizer_step, or until a forward or backward pass releases them. Does nothing for parameters that are
- * whole. Allocates. Syncs if collectives of the group sync. TE_ERR_STATE inside a graph's capture. */
+ * whole. Allocates. Syncs if collectives of the group sync. Inside a graph's capture, te_graph_end releases them. */
 TE_API te_result te_fsdp_unshard(te_module *m);
 /* Releases the parameters that te_fsdp_unshard has gathered. This rank's slices of those that were written get the new
  * values. Of no effect inside of the unit's forward. */

@@ -57,7 +57,12 @@ static te_result te__bucket_gradients(te__bucket *b, te_tensor **grads) {
     te_result result = TE_OK;
     int i;
     for (i = 0; i < b->n && result == TE_OK; i++) {
+        const te_tensor *grad = te_tensor_grad(b->list[i]);
         grads[i] = NULL;
+        if (b->unit->set && grad && grad->buffer && te__is_outside(grad->buffer))
+            return te__refuse_capture(grad->te,
+                                      "the exchange of a sharded gradient from before, to which each launch would add,",
+                                      "forget gradients before te_graph_begin, or exchange them before it");
         /* during te_backward a gradient may share memory with another */
         if (b->list[i]->var) result = te__leaf_own(b->list[i]->te, b->list[i]->var);
         if (result == TE_OK) result = te__main_or_grad(b->list[i], &grads[i]);
@@ -316,11 +321,8 @@ static te_result te__bucket_begin(te__bucket *b) {
     te_result result = TE_OK;
     b->done = true;
     b->lacks = false;
-    if (u->set && te->capture)
-        result = te__refuse_capture(te, "the exchange of sharded gradients",
-                                    "leave te_data_parallel_desc.shard 0 in graphs");
-    else if (u->set)
-        result = te__bucket_same_params(b);
+    if (u->set) result = te__bucket_same_params(b);
+    if (u->set && result == TE_OK) result = te__shards_capture(u->set);
     if (result == TE_OK && (b->n == 0 || (!u->set && te__group_size(u->desc.group) == 1 &&
                                           u->desc.gradient_divide_factor == 0.0f)))
         return TE_OK;
@@ -335,6 +337,10 @@ static te_result te__bucket_begin(te__bucket *b) {
     te__frame_begin(te);
     te->tape.no_grad++;
     if (result == TE_OK) result = te__bucket_gradients(b, grads);
+    if (result == TE_OK && b->lacks && te->capture) /* the host must know whether another rank has it */
+        result = te__refuse_capture(te, "the exchange of a parameter's gradient, which this rank does not have,",
+                                    "let each pass reach all trained parameters of a unit, or freeze the others "
+                                    "(te_tensor_set_requires_grad)");
     if (!u->set) {
         flat = result == TE_OK ? te__bucket_flat(te, b, te__bucket_format(b), grads) : NULL;
         if (result == TE_OK && !flat) result = te_error_code(te);
@@ -555,7 +561,7 @@ static te_result te__units_node_begins(te_ctx *te, te__node *node) {
     for (u = s->units; u && !gathers; u = u->next) gathers = te__unit_is_due(s, u, node);
     if (!gathers) return TE_OK;
     for (u = s->units; u && result == TE_OK; u = u->next) {
-        if (!u->inner || u->depth > 0 || te__unit_is_saved(u, node)) continue;
+        if (!u->inner || u->set->depth > 0 || te__unit_is_saved(u, node)) continue;
         u->inner = false;
         if (u->state.reshard_after_backward) result = te__shards_scatter(u->set);
     }
@@ -575,7 +581,7 @@ static te_result te__units_node_ends(te_ctx *te, te__node *node) {
     if (te->tape.plays != 1) return TE_OK; /* a checkpoint's node counts for the nodes of its function */
     te__units_count(s, node, -1);
     for (u = s->units; u && result == TE_OK; u = u->next)
-        if (u->set && u->set->whole && u->pending == 0 && u->depth == 0 && u->state.reshard_after_backward)
+        if (u->set && u->set->whole && u->pending == 0 && u->set->depth == 0 && u->state.reshard_after_backward)
             result = te__shards_scatter(u->set);
     while (result == TE_OK && !te->warming && s->next < s->num_turn) {
         te__bucket *b = s->turn[s->next];
@@ -604,7 +610,7 @@ static te_result te__units_leave(te_ctx *te, te_result result) {
             }
             x->fresh = false;
         }
-        if (u->set && u->depth == 0 && u->state.reshard_after_backward) {
+        if (u->set && u->set->depth == 0 && u->state.reshard_after_backward) {
             const te_result scattered = te__shards_scatter(u->set);
             if (result == TE_OK) result = scattered;
         }
@@ -650,6 +656,21 @@ static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result re
     return te__pass_ends(te, m, te__units_leave(te, result));
 }
 
+/* Called when a capture begins or ends: the slices alone hold the parameters then (train/shards.c, "graphs"). */
+static te_result te__units_capture(te_ctx *te, bool begins) {
+    te_result result = TE_OK;
+    te__dp_unit *u;
+    for (u = te__sharding_of(te)->units; u && result == TE_OK; u = u->next) {
+        if (!u->set) continue;
+        if (u->set->depth > 0)
+            result = te__fail(te, TE_ERR_STATE, "%s: inside of a forward of unit \"%s\", whose parameters are sharded",
+                              begins ? "te_graph_begin" : "te_graph_end", u->module->name);
+        else
+            result = te__shards_scatter(u->set);
+    }
+    return result;
+}
+
 static const te__room te__sharding_room = {
-    &te__sharding_slot, te__sharding_open, NULL,                 NULL,               NULL, NULL, NULL, te__units_mark,
+    &te__sharding_slot, te__sharding_open, NULL,                 te__units_capture,  NULL, NULL, NULL, te__units_mark,
     NULL,               te__units_exchange, te__units_node_begins, te__units_node_ends, NULL};

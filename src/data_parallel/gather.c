@@ -56,8 +56,9 @@ static te_result te__unit_enter(te_module *m) {
     te__dp_unit *u = te__unit_around(m);
     te_result result = TE_OK;
     s->running++;
-    if (u && u->depth == 0) result = te__unit_gather(u, m->te->tape.plays > 0 ? TE__AHEAD_AGAIN : TE__AHEAD_FORWARD);
-    if (u && result == TE_OK) u->depth++;
+    if (u && u->set->depth == 0)
+        result = te__unit_gather(u, m->te->tape.plays > 0 ? TE__AHEAD_AGAIN : TE__AHEAD_FORWARD);
+    if (u && result == TE_OK) u->set->depth++;
     if (result == TE_OK) return TE_OK;
     te__shards_scatter(u->set); /* what was gathered ahead has failed */
     if (--s->running == 0 && m->te->tape.plays == 0) te__units_ahead_end(m->te, result);
@@ -69,7 +70,7 @@ static te_result te__unit_leave(te_module *m, te_result result) {
     te__sharding_state *s = te__sharding_of(m->te);
     te_result scattered;
     if (--s->running == 0 && m->te->tape.plays == 0) te__units_ahead_end(m->te, result);
-    if (!u || --u->depth > 0) return result;
+    if (!u || --u->set->depth > 0) return result;
     if (result == TE_OK && (te__unit_is_replayed(u) || (u->desc.no_reshard_after_forward && te_grad_enabled(m->te))))
         return TE_OK;
     scattered = te__shards_scatter(u->set);

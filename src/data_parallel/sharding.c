@@ -179,7 +179,7 @@ static bool te__unit_move_set(void *user, te_module *m) {
     te__unit_move_walk *w = (te__unit_move_walk *)user;
     te__dp_unit *u = te__unit_of(m);
     te__shard_set *before = w->asked;
-    if (!u || !u->set || u->depth > 0) return true;
+    if (!u || !u->set || u->set->depth > 0) return true;
     if (!w->gathers) {
         w->result = te__shards_scatter(u->set);
         return w->result == TE_OK;

@@ -36,7 +36,6 @@ typedef struct te__dp_unit {
     te_fsdp_state state;
     uint64_t exchanged_at; /* the value of te->writes after the last exchange */
     te__shard_set *set; /* desc.shard: the slices of this rank; or NULL */
-    int depth;          /* how many forwards of the unit's modules run now */
     bool inner;         /* gathered by a node of a checkpointed function that te_backward has run again */
     int pending;        /* how often nodes that te_backward has not played yet read a parameter of the unit */
     int place;          /* of the module in its model */

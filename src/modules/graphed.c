@@ -194,7 +194,11 @@ typedef struct te__graphed_kept {
 static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te__graphed_kept *k = (te__graphed_kept *)user;
     int i;
-    (void)path;
+    if (x->moves)
+        return te__not_ok(m->te, TE_ERR_UNSUPPORTED,
+                          "te_make_graphed_callables: parameter %s of \"%s\" is sharded, and has no memory between the "
+                          "two passes; capture whole steps (te_graph_begin), or use TE_SHARD_OPTIMIZER",
+                          path, m->name);
     if (kind == TE_ENTRY_BUFFER && k->after) { /* The warm-up is over. A buffer that existed before the warm-up gets its
                                                 * old value back. A buffer that the warm-up created gets its initial
                                                 * value. */

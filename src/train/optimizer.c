@@ -225,12 +225,14 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
  * the captured step must read the parameter into its f32 master first. */
 static bool te__opt_written_inside(const te_tensor *param) {
     const te__buffer *b = te__param_buffer(param);
+    if (param->shard && param->shard->set->of_parameters) return te__shard_is_written(param->shard);
     return b && b->written == b->te->capture->id;
 }
 /* Returns true if `grad` may be in other memory at the next step. A captured step must not use such a gradient. */
 static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
-    return grad != te_tensor_main_grad(param) && grad != te_tensor_decoupled_grad(param) && grad->buffer &&
-           !grad->buffer->arena;
+    const te_tensor *decoupled = te_tensor_decoupled_grad(param);
+    if (param->shard && decoupled && decoupled->buffer == grad->buffer) return false; /* a slice of it */
+    return grad != te_tensor_main_grad(param) && grad != decoupled && grad->buffer && !grad->buffer->arena;
 }
 
 /* Appends a group's parameters to opt->order and their gradients to opt->grads. Skips parameters without a gradient.
@@ -247,9 +249,6 @@ static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matric
         result = te__opt_grad(opt, p, &grad);
         if (result != TE_OK) return result;
         if (!grad) continue;
-        if (opt->te->capture && p->shard)
-            return te__refuse_capture(opt->te, "te_optimizer_step of sharded parameters",
-                                      "step outside of graphs, or leave te_data_parallel_desc.shard 0");
         if (opt->te->capture && te__opt_grad_moves(p->param, grad))
             return te__refuse_capture(
                 opt->te, "te_optimizer_step with a gradient from before, which will be elsewhere next time",
@@ -340,7 +339,12 @@ static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__o
     te_graph *g = opt->te->capture;
     te__graph_part *part = te__graph_find_part(g, opt);
     const int groups = opt->num_groups, word = te__graph_take_words(g, (te__opt_numbers_count(opt) + 1) / 2);
+    te__shard_set *set;
+    int at = -1;
     if (word < 0) return te_error_code(opt->te);
+    /* their parts come first, since te__opt_after reads the versions that they set */
+    while (!part && (set = te__opt_next_set(opt, &at, true)) != NULL)
+        if (te__shards_capture(set) != TE_OK) return TE_ERR_OUT_OF_MEMORY;
     if (!part) {
         part = te__graph_add_part(g, opt, sizeof(te__opt_steps) + (size_t)opt->num_params * sizeof(bool));
         if (!part) return TE_ERR_OUT_OF_MEMORY;

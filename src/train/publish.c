@@ -78,6 +78,7 @@ static te_result te__opt_publish_set(te_optimizer *opt, te__shard_set *set, bool
         if (!s || s->set != set || !opt->params[i].listed || te->warming) continue;
         s->version = s->param->quantized ? te__param_version(s->param) : s->version + 1;
         s->written_at = ++te->writes;
+        te__shard_writes(s);
     }
     te__frame_end(te, NULL, 0);
     te__free(te, master);
@@ -91,6 +92,11 @@ static te_result te__opt_publish(te_optimizer *opt, const te_tensor *found_inf, 
     int i, at = -1, codes = 0;
     for (i = 0; i < opt->num_params; i++)
         codes += opt->params[i].listed && opt->params[i].shard && opt->params[i].param->quantized;
+    if (result == TE_OK && codes && found_inf && opt->te->capture)
+        result = te__refuse_capture(opt->te,
+                                    "te_grad_scaler_step of sharded weights that are stored quantized, whose codes "
+                                    "stay if the host finds that the step is skipped,",
+                                    "step outside of graphs, or train without a te_grad_scaler, as bf16 does");
     if (result == TE_OK && codes && found_inf && !opt->te->warming) result = te_tensor_to_host(found_inf, &found);
     opt->told = opt->told || te__opt_sets_told(opt);
     while (result == TE_OK && (set = te__opt_next_set(opt, &at, true)) != NULL)

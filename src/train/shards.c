@@ -18,6 +18,7 @@ typedef struct te__shard_part {
 typedef struct te__shard {
     int refs;
     struct te__shard_set *set; /* NULL: the set was closed */
+    int index;                 /* in set->list */
     te_tensor *param;          /* retained while `set` is not NULL */
     te_dtype dtype;            /* of the parameter when the set was made */
     int64_t rows, width, chunk; /* rows of the parameter and elements of a row; rows of a slice */
@@ -34,6 +35,7 @@ typedef struct te__shard_set {
     te_ctx *te;
     te_group *group; /* borrowed */
     int rank, size;
+    int depth;          /* how many forwards of the unit's modules run now */
     bool of_parameters; /* the parameters themselves are sharded: they have memory only while the set is `whole` */
     bool whole;         /* false: each rank has its slices alone */
     bool hollow;        /* the set was gathered between te_warmup_begin and te_warmup_end, where nothing is computed */
@@ -137,6 +139,7 @@ static bool te__shards_add(te__shard_set *set, te_tensor *x, const char *who, co
     if (!s) return false;
     s->refs = 1;
     s->set = set;
+    s->index = set->n;
     s->dtype = x->dtype;
     s->rows = q ? te__rows(x) : te__numel(x);
     s->width = q ? te__cols(x) : 1;
@@ -172,6 +175,7 @@ static void te__shards_close(te__shard_set *set) {
     int i;
     if (!set) return;
     te = set->te;
+    te__graphs_forget(te, set, "a sharded unit that it uses was taken back", "taking back a sharded unit");
     for (i = 0; i < set->n; i++) {
         te__shard *s = set->list[i];
         if (!set->of_parameters || set->whole) te__shard_mark(s, false);
@@ -358,14 +362,119 @@ static void te__shard_stamp(te__shard *s) {
     s->written_at = b ? b->written_at : s->param->te->writes;
 }
 
+/* ---- graphs ----
+ * Each launch of a graph gathers the parameters that its operations read into the memory of the graph, from the slices
+ * as they are then. Between captures and launches the slices alone hold the values.
+ *
+ * A set is a part of the graph, with a flag for each parameter that is sharded itself: the graph writes its slice. */
+
+static bool *te__shards_written(const te__shard_set *set) {
+    te__graph_part *part = set->te->capture ? te__graph_find_part(set->te->capture, set) : NULL;
+    return part ? (bool *)part->data : NULL;
+}
+/* Notes that the present capture, if there is one, writes the slice. */
+static void te__shard_writes(const te__shard *s) {
+    bool *written = te__shards_written(s->set);
+    if (written) written[s->index] = true;
+}
+/* Returns whether the present capture writes the slice of a parameter that is sharded itself. */
+static bool te__shard_is_written(const te__shard *s) {
+    const bool *written = te__shards_written(s->set);
+    return written && written[s->index];
+}
+
+/* Releases gathered parameters. First copies this rank's slices of those that were written since. */
+static te_result te__shards_scatter(te__shard_set *set) {
+    te_ctx *te = set->te;
+    bool *same;
+    te_result result;
+    int i, written = 0;
+    te__shards_forget(set);
+    if (!set->of_parameters || !set->whole) return TE_OK;
+    if (set->hollow) {
+        te__shards_drop(set);
+        return TE_OK;
+    }
+    for (i = 0; i < set->n; i++) written += te__param_version(set->list[i]->param) != set->list[i]->version;
+    if (!written) { /* needs no memory, so that ranks which have only read stay alike */
+        te__shards_drop(set);
+        return TE_OK;
+    }
+    same = (bool *)te__alloc_zero(te, (size_t)set->n + 1);
+    if (!same) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < set->n; i++) same[i] = te__param_version(set->list[i]->param) == set->list[i]->version;
+    te__frame_begin(te);
+    result = te__shards_pack(set, set->block, same);
+    te__frame_end(te, NULL, 0);
+    for (i = 0; i < set->n && result == TE_OK; i++) {
+        if (same[i]) continue;
+        te__shard_stamp(set->list[i]);
+        te__shard_writes(set->list[i]);
+    }
+    te__free(te, same);
+    if (result == TE_OK) te__shards_drop(set);
+    return result;
+}
+static te_result te__shards_before_launch(te_graph *g, void *owner, void *data) {
+    te__shard_set *set = (te__shard_set *)owner;
+    (void)data;
+    if (set->depth > 0 && set->of_parameters)
+        return te__fail(g->te, TE_ERR_STATE,
+                        "te_graph_launch: inside of a forward of unit \"%s\", whose sharded parameters the graph "
+                        "gathers; launch it before or after that forward",
+                        set->name);
+    return te__shards_scatter(set);
+}
+static void te__shards_after_launch(te_graph *g, void *owner, void *data) {
+    te__shard_set *set = (te__shard_set *)owner;
+    const bool *written = (const bool *)data;
+    int i;
+    for (i = 0; i < set->n; i++) {
+        te__shard *s = set->list[i];
+        if (!written[i]) continue;
+        s->version = s->param->quantized ? te__param_version(s->param) : s->version + 1;
+        s->written_at = ++g->te->writes;
+    }
+}
+/* Drops what would belong to launches alone: te_graph_end has copied the slices of parameters that the capture wrote.
+ * After a failure there are no launches. */
+static void te__shards_captured(te_graph *g, void *owner, void *data) {
+    te__shard_set *set = (te__shard_set *)owner;
+    int i;
+    (void)data;
+    te__shards_forget(set);
+    if (set->of_parameters && set->whole) te__shards_drop(set);
+    for (i = 0; i < set->n && g->te->error_code != TE_OK; i++) {
+        te__var *v = set->list[i]->param->var;
+        if (!v || !v->shard_grad || !v->shard_grad->buffer || v->shard_grad->buffer->arena != g->arena) continue;
+        te_tensor_release(v->shard_grad);
+        v->shard_grad = NULL;
+    }
+}
+/* Makes the present capture, if there is one, keep the set. */
+static te_result te__shards_capture(te__shard_set *set) {
+    te_graph *g = set->te->capture;
+    te__graph_part *part;
+    if (!g || te__graph_find_part(g, set)) return TE_OK;
+    part = te__graph_add_part(g, set, (size_t)set->n + 1);
+    if (!part) return TE_ERR_OUT_OF_MEMORY;
+    part->before = te__shards_before_launch;
+    part->after = te__shards_after_launch;
+    part->captured = te__shards_captured;
+    return TE_OK;
+}
+
+/* ---- gathering ---- */
+
 /* Begins to gather the parameters of a set that te__shards_gather will soon be called for. All ranks must call it. */
 static te_result te__shards_ask(te__shard_set *set) {
     te_ctx *te = set->te;
     te_tensor *all;
     te_result result;
-    if (!set->of_parameters || set->whole || set->coming || set->size == 1 || set->n == 0 || te->warming || te->capture)
+    if (!set->of_parameters || set->whole || set->coming || set->size == 1 || set->n == 0 || te->warming)
         return TE_OK;
     result = te__shards_same(set);
+    if (result == TE_OK) result = te__shards_capture(set);
     te__frame_begin(te);
     all = result == TE_OK ? te__empty_1d(te, TE_U8, set->bytes * set->size) : NULL;
     if (result == TE_OK && !all) result = te_error_code(te);
@@ -395,9 +504,8 @@ static te_result te__shards_gather(te__shard_set *set) {
     set->told = false;
     if (set->whole && set->hollow && !te->warming) te__shards_drop(set);
     if (!set->of_parameters || set->whole || set->n == 0) return TE_OK;
-    if (te->capture)
-        return te__refuse_capture(te, "gathering sharded parameters", "use units whose parameters are whole in graphs");
     result = te__shards_same(set);
+    if (result == TE_OK) result = te__shards_capture(set);
     if (result == TE_OK) result = te__shards_allocate(set);
     result = set->coming ? te__shards_take(set, result) : te__shards_spread(set, set->block, result);
     if (result != TE_OK) {
@@ -408,35 +516,6 @@ static te_result te__shards_gather(te__shard_set *set) {
     set->whole = true;
     set->hollow = te->warming;
     return TE_OK;
-}
-/* Releases gathered parameters. First copies this rank's slices of those that were written since. */
-static te_result te__shards_scatter(te__shard_set *set) {
-    te_ctx *te = set->te;
-    bool *same;
-    te_result result;
-    int i, written = 0;
-    te__shards_forget(set);
-    if (!set->of_parameters || !set->whole) return TE_OK;
-    if (set->hollow) {
-        te__shards_drop(set);
-        return TE_OK;
-    }
-    for (i = 0; i < set->n; i++) written += te__param_version(set->list[i]->param) != set->list[i]->version;
-    if (!written) { /* needs no memory, so that ranks which have only read stay alike */
-        te__shards_drop(set);
-        return TE_OK;
-    }
-    same = (bool *)te__alloc_zero(te, (size_t)set->n + 1);
-    if (!same) return TE_ERR_OUT_OF_MEMORY;
-    for (i = 0; i < set->n; i++) same[i] = te__param_version(set->list[i]->param) == set->list[i]->version;
-    te__frame_begin(te);
-    result = te__shards_pack(set, set->block, same);
-    te__frame_end(te, NULL, 0);
-    for (i = 0; i < set->n && result == TE_OK; i++)
-        if (!same[i]) te__shard_stamp(set->list[i]);
-    te__free(te, same);
-    if (result == TE_OK) te__shards_drop(set);
-    return result;
 }
 /* Makes this rank keep its slices of the parameters alone. */
 static te_result te__shards_begin(te__shard_set *set) {

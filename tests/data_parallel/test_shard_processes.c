@@ -115,59 +115,178 @@ TE_TEST(gpu_shards_over_four) { /* they take turns on the GPU, so that their col
     equal_to_threads("cuda:0", 4, "1689");
 }
 
-/* A step whose gradients are exchanged is one graph: its launches train as calls do. */
-static te_result train_once(te_module *m, te_optimizer *adam, const shard_case *c, te_tensor *x) {
-    te_recipe recipe = c->num->recipe();
-    if (c->num->autocast) te_autocast_begin(te_module_ctx(m), &(te_autocast_desc){.recipe = &recipe});
+/* ---- graphs: the launches of a captured step train as calls do, for each way of sharding ---- */
+
+/* A case, as a word of TE_TEST_ARG: the kind of numbers, the way of sharding, and letters. */
+typedef struct graph_case {
+    shard_case c;
+    te_shard shard;
+    bool keep_grad; /* g: the step is made by calls, behind a graph of both passes */
+    bool adds;      /* a: two microbatches, of which the last one exchanges */
+    bool both;      /* b: both passes are a graph each */
+    bool writes;    /* w: the program writes a parameter before the optimizer's step */
+} graph_case;
+static graph_case graph_case_of(const char *word, bool gpu) {
+    graph_case g = {.shard = (te_shard)(word[1] - '0')};
+    g.c = (shard_case){.num = &numbers[word[0] - '0'], .width = gpu ? 128 : 32, .inner = gpu ? 256 : 64};
+    for (word += 2; *word && *word != ' '; word++) {
+        g.writes = g.writes || *word == 'w';
+        g.keep_grad = g.keep_grad || *word == 'g';
+        g.adds = g.adds || *word == 'a';
+        g.both = g.both || *word == 'b';
+        g.c.clip = g.c.clip || *word == 'n';
+        g.c.keep_gathered = g.c.keep_gathered || *word == 'k';
+        g.c.checkpoint = g.c.checkpoint || *word == 'c';
+        g.c.main_grads = g.c.main_grads || *word == 'm';
+        g.c.remainders = g.c.remainders || *word == 'r';
+        g.c.no_prefetch = g.c.no_prefetch || *word == 'p';
+        g.c.frozen = g.c.frozen || *word == 'f';
+        if (*word == 's') g.c.bucket = 0.003f;
+        if (*word == 'o') g.c.one_unit = true;
+    }
+    return g;
+}
+static te_tensor *graph_forward(te_module *m, const graph_case *g, te_tensor *x) {
+    te_recipe recipe = g->c.num->recipe();
+    if (g->c.num->autocast) te_autocast_begin(te_module_ctx(m), &(te_autocast_desc){.recipe = &recipe});
     te_tensor *y = te_forward(m, x);
-    if (c->num->autocast) te_autocast_end(te_module_ctx(m));
-    te_result result = te_backward(te_mean_all(te_activate(y, TE_GELU, NULL)));
+    if (g->c.num->autocast) te_autocast_end(te_module_ctx(m));
+    return te_mean_all(te_activate(y, TE_GELU, NULL));
+}
+/* loss: of a forward that has run already; or NULL */
+static te_result graph_passes(te_module *m, const graph_case *g, te_tensor *x, te_tensor *loss) {
+    te_result result = TE_OK;
+    for (int i = 0; i < (g->adds ? 2 : 1) && result == TE_OK; i++) {
+        te_fsdp_state state = {.reshard_after_backward = true, .requires_gradient_sync = i == g->adds};
+        te_fsdp_set_state(m, state);
+        result = te_backward(loss ? loss : graph_forward(m, g, x));
+    }
+    if (result == TE_OK && g->writes) result = te_fsdp_unshard(m);
+    if (result == TE_OK && g->writes) result = te_tensor_fill(te_module_parameter(te_module_child(m, 0), "bias"), 0.5);
+    return result;
+}
+static te_result graph_step(te_module *m, te_optimizer *adam, const graph_case *g, te_tensor *x) {
+    te_result result = graph_passes(m, g, x, NULL);
     return result == TE_OK ? te_optimizer_step(adam) : result;
 }
-static void train_by_graph(process_rank *p) {
-    rank_state s = {0};
-    const shard_case c = {.num = &numbers[atoi(p->arg)], .width = 128, .inner = 256};
-    trained t[2] = {{NULL, 0}, {NULL, 0}};
-    s.te = p->te, s.group = p->group, s.rank = p->rank, s.size = p->size;
-    for (int k = 0; k < 2; k++) {
-        te_module *m = make_model(p->te, &c);
-        param_list l = {0};
-        make_units(&s, m, &c, TE_SHARD_NONE);
-        te_optimizer *adam = make_optimizer(p->te, m, &c);
-        te_seed(p->te, 40 + (uint64_t)p->rank);
-        te_tensor *x = te_tensor_normal(p->te, c.num->dtype, SHAPE(TB_ROWS, c.width), 0, 1);
-        EXPECT(&s, train_once(m, adam, &c, x) == TE_OK); /* kernels are compiled, states made */
-        if (k) {
-            te_graph_begin(p->te);
-            EXPECT(&s, train_once(m, adam, &c, x) == TE_OK);
-            te_graph *g = te_graph_end(p->te);
-            for (int i = 0; i < 3; i++) EXPECT(&s, te_graph_launch(g) == TE_OK);
-            te_graph_destroy(g);
-        } else
-            for (int i = 0; i < 3; i++) EXPECT(&s, train_once(m, adam, &c, x) == TE_OK);
-        te_module_visit_tensors(m, list_param, &l);
-        for (int i = 0; i < l.n; i++) add_values(&t[k], l.list[i]);
-        te_optimizer_destroy(adam);
-        te_module_destroy(m);
+enum { GRAPH_STEPS = 3 };
+/* *peak: the most memory of a step by calls, or of the capture of one. */
+static void train_by_graph(rank_state *s, const graph_case *gc, bool graphs, trained *t, size_t *peak) {
+    te_ctx *te = s->te;
+    te_module *m = make_model(te, &gc->c);
+    param_list l = {0};
+    te_graph *g[2] = {NULL, NULL};
+    te_tensor *batch[GRAPH_STEPS + 2];
+    make_units(s, m, &gc->c, gc->shard);
+    te_optimizer *adam = make_optimizer(te, m, &gc->c);
+    te_optimizer_keep_grad(adam, gc->keep_grad);
+    te_seed(te, 40 + (uint64_t)s->rank);
+    for (int i = 0; i < COUNT(batch); i++)
+        batch[i] = te_tensor_normal(te, gc->c.num->dtype, SHAPE(TB_ROWS, gc->c.width), 0, 1);
+    te_tensor *x = te_tensor_zeros(te, gc->c.num->dtype, SHAPE(TB_ROWS, gc->c.width));
+    te_tensor_copy(x, batch[0]);
+    EXPECT(s, graph_step(m, adam, gc, x) == TE_OK); /* kernels are compiled, states made, the order of units learned */
+    te_module_zero_grad(m);
+    te_memory_reset_peak(te);
+    const size_t kept = te_memory_get_stats(te).allocated;
+    if (graphs) {
+        EXPECT(s, te_fsdp_unshard(m) == TE_OK); /* a capture does not take what is gathered */
+        EXPECT(s, te_graph_begin(te) == TE_OK);
+        te_memory_reset_peak(te);
+        te_tensor *loss = gc->both ? graph_forward(m, gc, x) : NULL;
+        if (gc->both) {
+            g[0] = te_graph_end(te);
+            EXPECT(s, te_graph_begin(te) == TE_OK);
+        }
+        EXPECT(s, graph_passes(m, gc, x, loss) == TE_OK);
+        if (!gc->keep_grad) EXPECT(s, te_optimizer_step(adam) == TE_OK);
+        g[1] = te_graph_end(te);
+        *peak = te_memory_get_stats(te).peak_allocated - kept;
     }
-    EXPECT(&s, t[0].n == t[1].n && !memcmp(t[0].v, t[1].v, (size_t)t[0].n * sizeof(float)));
-    fprintf(p->out, "%d %s%s", s.wrong, s.what, te_error(p->te));
-    free(t[0].v);
-    free(t[1].v);
+    for (int i = 1; i <= GRAPH_STEPS && !s->wrong; i++) {
+        te_tensor_copy(x, batch[i]);
+        if (graphs) {
+            if (g[0]) EXPECT(s, te_graph_launch(g[0]) == TE_OK);
+            EXPECT(s, te_graph_launch(g[1]) == TE_OK);
+            if (gc->keep_grad) EXPECT(s, te_optimizer_step(adam) == TE_OK);
+        } else {
+            te_module_zero_grad(m);
+            EXPECT(s, graph_step(m, adam, gc, x) == TE_OK);
+        }
+        if (i == 1 && !graphs) *peak = te_memory_get_stats(te).peak_allocated - kept;
+        if (i != 2) continue; /* outside of the graph, values are those of the last launch */
+        EXPECT(s, te_fsdp_unshard(m) == TE_OK);
+        add_values(t, te_module_parameter(te_module_child(m, 0), "weight"));
+        /* a launch takes what the program has written */
+        EXPECT(s, te_tensor_fill(te_module_parameter(te_module_child(m, 0), "bias"), 0.25) == TE_OK);
+    }
+    /* a step by calls goes on from there */
+    te_tensor_copy(x, batch[GRAPH_STEPS + 1]);
+    te_module_zero_grad(m);
+    EXPECT(s, graph_step(m, adam, gc, x) == TE_OK);
+    EXPECT(s, te_fsdp_unshard(m) == TE_OK);
+    te_module_visit_tensors(m, list_param, &l);
+    for (int i = 0; i < l.n; i++) {
+        static const char *const names[] = {"exp_avg", "exp_avg_sq", "master_param"};
+        add_values(t, l.list[i]);
+        for (int k = 0; k < 3 - gc->c.remainders; k++) {
+            te_tensor *state = te_optimizer_state(adam, l.list[i], names[k], NULL);
+            if (state) add_values(t, state);
+        }
+    }
+    te_graph_destroy(g[1]);
+    te_graph_destroy(g[0]);
+    te_optimizer_destroy(adam);
+    te_module_destroy(m);
+}
+static void train_by_graphs(process_rank *p) {
+    rank_state s = {.te = p->te, .group = p->group, .rank = p->rank, .size = p->size};
+    for (const char *word = p->arg; word && *word; word = strchr(word, ' ') ? strchr(word, ' ') + 1 : "") {
+        const graph_case g = graph_case_of(word, te_ctx_is_cuda(p->te));
+        trained t[2] = {{NULL, 0}, {NULL, 0}};
+        size_t peak[2] = {0, 0};
+        for (int k = 0; k < 2 && !s.wrong; k++) {
+            te_scope_begin(p->te);
+            train_by_graph(&s, &g, k, &t[k], &peak[k]);
+            te_scope_end(p->te);
+        }
+        EXPECT(&s, t[0].n > 0 && t[0].n == t[1].n && !memcmp(t[0].v, t[1].v, (size_t)t[0].n * sizeof(float)));
+        /* the graph's memory: its state, and sizes that do not fit what was released */
+        if (!g.both) EXPECT(&s, peak[1] <= peak[0] + 4096 + peak[0] / 8);
+        if (s.wrong || !te_ok(p->te)) fprintf(p->out, "%.4s: %s %s; ", word, s.what, te_error(p->te));
+        free(t[0].v);
+        free(t[1].v);
+        if (s.wrong) return;
+    }
+    fprintf(p->out, "done");
+}
+static void step_is_a_graph(int size, const char *words) {
+    test_case("%d ranks, %s", size, words);
+    test_setenv("TE_TEST_ARG", words);
+    run_processes("graph_step", size);
+    for (int k = 0; k < size; k++)
+        CHECK_MSG(!strcmp((const char *)processes[k].said, "done"), "rank %d: %s", k, (const char *)processes[k].said);
+}
+/* Numbers: 1 bf16, 5 delayed, 6 current, 7 block, 8 mxfp8, 9 nvfp4, stored; 3 current scaling of plain weights. */
+TE_TEST(step_is_a_graph) {
+    prepare_processes();
+    if (test_samples()) {
+        step_is_a_graph(2, "12 61 82");
+        return;
+    }
+    step_is_a_graph(2, "10 11 12 61 62 81 82 11n 62n 01 02");
+    step_is_a_graph(2, "11g 12g 62g 11a 62a 12b 62b 12k 62k 12kb 12c 62c 11m 12m 12r 12p 12f 12s 11so 11w 12w 62w");
+    step_is_a_graph(2, "31 32 51 52 71 72 91 92 82a");
+    step_is_a_graph(4, "12 61");
 }
 TE_TEST(gpu_step_is_a_graph) {
-    static const int some[] = {1, 6};
     const char *why = no_nccl();
     if (why) SKIP(why);
-    for (int i = 0; i < COUNT(some); i++)
-        for (int size = 2; size <= 4; size += 2) {
-            test_case("%d ranks, %s", size, numbers[some[i]].name);
-            test_setenv("TE_TEST_ARG", some[i] == 1 ? "1" : "6");
-            run_processes("graph_step", size);
-            for (int k = 0; k < size; k++)
-                CHECK_MSG(!strcmp((const char *)processes[k].said, "0 "), "rank %d: %s", k,
-                          (const char *)processes[k].said);
-        }
+    step_is_a_graph(2, "10 60");
+    step_is_a_graph(2, "11 61 81 11n 51 71 91 31");
+    step_is_a_graph(2, "12 62 82 62n 52 72 92 32");
+    step_is_a_graph(2, "12a 62b 12k 62c 12m 12r 12p 12s 11g 62g 12w");
+    step_is_a_graph(4, "10 11 12 61 62"); /* they take turns on the GPU, so that their collectives are slow */
 }
 
 /* The bytes on the way, and the peaks of a rank's memory, are those of the formulas. TE_TEST_ARG: pairs of the kind of
@@ -219,5 +338,5 @@ TE_TEST(gpu_memory_of_ranks) {
 }
 
 static const process_part parts[] = {
-    {"shards", train_as_process}, {"graph_step", train_by_graph}, {"step", step_as_process}};
+    {"shards", train_as_process}, {"graph_step", train_by_graphs}, {"step", step_as_process}};
 __attribute__((constructor)) static void become_one_of_them(void) { become_a_rank(parts, COUNT(parts)); }

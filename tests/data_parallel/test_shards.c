@@ -429,20 +429,6 @@ TE_TEST(shards_refuse) {
     CHECK(te_fsdp_unshard(m) == TE_OK && te_module_reset_parameters(m) == TE_OK && te_fsdp_reshard(m) == TE_OK);
     CHECK(te_cast_model_to_dtype(m, &(te_cast_model_desc){.dtype = TE_F32}) != TE_OK);
     CHECK_ERROR(te, TE_ERR_STATE, "a cast from bf16 to f32 of a sharded parameter");
-    /* a graph's launch would read memory that is gone */
-    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
-    CHECK(!te_forward(m, x));
-    CHECK_ERROR(te, TE_ERR_STATE, "gathering sharded parameters");
-    te_graph_destroy(te_graph_end(te));
-    te_clear_error(te);
-    te_module *captured = plain_model(te);
-    CHECK_EQ_INT(te_fsdp_unit(captured, &(te_data_parallel_desc){.shard = TE_SHARD_OPTIMIZER}), TE_OK);
-    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
-    CHECK(te_backward(te_mean_all(te_forward(captured, x))) == TE_ERR_STATE);
-    CHECK_ERROR(te, TE_ERR_STATE, "the exchange of sharded gradients");
-    te_graph_destroy(te_graph_end(te));
-    te_clear_error(te);
-    te_module_destroy(captured);
     /* gradients that were not exchanged */
     te_optimizer *adam = te_fused_adam_create(te, m, NULL);
     te_fsdp_set_state(m, (te_fsdp_state){.reshard_after_backward = true});
@@ -485,3 +471,127 @@ TE_TEST(shards_refuse) {
     te_quantizer_destroy(q);
     te_scope_end(te);
 }
+
+/* ---- what is refused in graphs; test_shard_processes.c has what is not ---- */
+
+static te_graph *nested; /* NULL: nesting_forward begins a graph, else it launches this one */
+static te_result nesting_forward(te_module *m, te_forward_args *args) {
+    te_ctx *te = te_module_ctx(m);
+    te_tensor *y = te_forward(te_module_child(m, 0), args->input);
+    const te_result result = nested ? te_graph_launch(nested) : te_graph_begin(te);
+    args->outputs.out = y;
+    return result;
+}
+static const te_module_class nesting = {"Nesting", 0, nesting_forward, NULL, NULL};
+TE_TEST_DEVICES(graphs_of_shards_refuse) {
+    te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(32, 32), 1);
+    for (int shard = TE_SHARD_OPTIMIZER; shard <= TE_SHARD_PARAMETERS; shard++) {
+        const te_data_parallel_desc d = {.shard = (te_shard)shard};
+        const shard_case c = {.num = &numbers[6], .width = 32, .inner = 64};
+        te_recipe recipe = te_recipe_current_scaling();
+        te_module *m = make_model(te, &c), *first = te_module_child(m, 0);
+        CHECK_EQ_INT(te_fsdp_unit(m, &d), TE_OK);
+        te_optimizer *adam = te_fused_adam_create(te, m, NULL);
+        te_grad_scaler *scaler = te_grad_scaler_create(te, NULL);
+        for (int turn = 0; turn < 2; turn++) { /* whether codes stay is what the host decides */
+            if (turn) te_graph_begin(te);
+            te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe});
+            te_tensor *y = te_forward(m, x);
+            te_autocast_end(te);
+            CHECK_EQ_INT(te_backward(te_grad_scaler_scale(scaler, te_mean_all(y))), TE_OK);
+            CHECK_EQ_INT(te_grad_scaler_step(scaler, adam), turn ? TE_ERR_STATE : TE_OK);
+        }
+        CHECK_ERROR(te, TE_ERR_STATE, "te_grad_scaler_step of sharded weights that are stored quantized");
+        CHECK(!te_graph_end(te));
+        te_clear_error(te);
+        te_grad_scaler_destroy(scaler);
+        /* a capture that has failed leaves neither gradients nor parameters */
+        te_fsdp_slice slice;
+        CHECK(te_fsdp_get_slice(te_module_parameter(first, "weight"), &slice) && !slice.grad);
+        te_memory_trim(te);
+        te_optimizer_destroy(adam);
+        te_module_destroy(m);
+        /* a parameter that this rank has no gradient of */
+        const shard_case plain = {.num = &numbers[1], .width = 32, .inner = 64};
+        m = make_model(te, &plain);
+        first = te_module_child(m, 0);
+        CHECK_EQ_INT(te_fsdp_unit(m, &d), TE_OK);
+        CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+        CHECK_EQ_INT(te_backward(te_mean_all(te_forward(first, x))), TE_ERR_STATE);
+        CHECK_ERROR(te, TE_ERR_STATE, "the exchange of a parameter's gradient, which this rank does not have,");
+        CHECK(!te_graph_end(te));
+        te_clear_error(te);
+        CHECK(te_fsdp_get_slice(te_module_parameter(first, "weight"), &slice) && !slice.grad);
+        /* gradients from before, not exchanged and exchanged */
+        te_fsdp_set_state(m, (te_fsdp_state){.reshard_after_backward = true});
+        CHECK_EQ_INT(te_backward(te_mean_all(te_forward(m, x))), TE_OK);
+        te_fsdp_set_state(m, (te_fsdp_state){.reshard_after_backward = true, .requires_gradient_sync = true});
+        CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+        CHECK_EQ_INT(te_backward(te_mean_all(te_forward(m, x))), TE_ERR_STATE);
+        CHECK_ERROR(te, TE_ERR_STATE, "the exchange of a sharded gradient from before");
+        CHECK(!te_graph_end(te));
+        te_clear_error(te);
+        te_module_zero_grad(m);
+        adam = te_fused_adam_create(te, m, NULL);
+        CHECK_EQ_INT(te_backward(te_mean_all(te_forward(m, x))), TE_OK);
+        CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+        CHECK_EQ_INT(te_optimizer_step(adam), TE_ERR_STATE);
+        CHECK_ERROR(te, TE_ERR_STATE, "te_optimizer_step with a gradient from before");
+        CHECK(!te_graph_end(te));
+        te_clear_error(te);
+        te_module_zero_grad(m);
+        /* the unit is taken back */
+        CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+        CHECK_EQ_INT(te_fsdp_unit(m, NULL), TE_ERR_STATE);
+        CHECK_ERROR(te, TE_ERR_STATE, "make units before te_graph_begin");
+        CHECK(!te_graph_end(te));
+        te_clear_error(te);
+        CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+        CHECK_EQ_INT(te_backward(te_mean_all(te_forward(m, x))), TE_OK);
+        te_graph *g = te_graph_end(te);
+        CHECK_EQ_INT(te_graph_launch(g), TE_OK);
+        CHECK_EQ_INT(te_fsdp_unit(m, NULL), TE_OK);
+        CHECK_EQ_INT(te_graph_launch(g), TE_ERR_STATE);
+        CHECK_ERROR(te, TE_ERR_STATE, "te_graph_launch: a sharded unit that it uses was taken back");
+        te_graph_destroy(g);
+        te_optimizer_destroy(adam);
+        te_module_destroy(m);
+    }
+    /* graphs inside of a unit's forward */
+    te_module *outer = te_module_create(te, &nesting, "outer"),
+              *inner = te_module_add_child(
+                  outer, "inner", te_linear_create(te, &(te_linear_desc){.in_features = 32, .out_features = 32}));
+    CHECK_EQ_INT(te_fsdp_unit(outer, &(te_data_parallel_desc){.shard = TE_SHARD_PARAMETERS}), TE_OK);
+    CHECK_EQ_INT(te_make_graphed_callables(te, &inner, &(te_forward_args){.input = x}, 1, NULL), TE_ERR_UNSUPPORTED);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "parameter weight of \"inner\" is sharded");
+    te_no_grad_begin(te);
+    CHECK(!te_forward(outer, x));
+    CHECK_ERROR(te, TE_ERR_STATE, "te_graph_begin: inside of a forward of unit \"outer\"");
+    te_graph_begin(te);
+    te_forward(inner, x);
+    nested = te_graph_end(te);
+    CHECK(!te_forward(outer, x));
+    CHECK_ERROR(te, TE_ERR_STATE, "te_graph_launch: inside of a forward of unit \"outer\"");
+    CHECK_EQ_INT(te_graph_launch(nested), TE_OK);
+    te_no_grad_end(te);
+    te_graph_destroy(nested);
+    nested = NULL;
+    te_module_destroy(outer);
+}
+/* A group of threads queues nothing. */
+static void captures_in_threads(rank_state *s) {
+    te_tensor *x = te_tensor_full(s->te, TE_BF16, SHAPE(32, 32), 1);
+    for (int shard = TE_SHARD_OPTIMIZER; shard <= TE_SHARD_PARAMETERS; shard++) {
+        const shard_case c = {.num = &numbers[1], .width = 32, .inner = 64};
+        te_module *m = make_model(s->te, &c);
+        make_units(s, m, &c, (te_shard)shard);
+        EXPECT(s, te_graph_begin(s->te) == TE_OK);
+        te_tensor *y = te_forward(m, x);
+        EXPECT(s, !y == (shard == TE_SHARD_PARAMETERS) && (!y || te_backward(te_mean_all(y)) == TE_ERR_STATE));
+        EXPECT(s, strstr(te_error(s->te), "over group \"threads\", which does not queue its work on the stream"));
+        EXPECT(s, !te_graph_end(s->te));
+        te_clear_error(s->te);
+        te_module_destroy(m);
+    }
+}
+TE_TEST(graphs_of_shards_over_threads) { run_ranks(2, captures_in_threads, NULL); }

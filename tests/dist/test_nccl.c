@@ -635,14 +635,47 @@ static void launch_graph(process_rank *p) {
     free(host);
     te_graph_destroy(g);
 }
-TE_TEST(gpu_graph) {
-    const char *why = no_nccl();
-    if (why) SKIP(why);
+static void check_launch_graph(void) {
     for (int size = 2; size <= 4; size += 2) {
         run_processes("graph", size);
         for (int i = 0; i < size; i++)
             CHECK_MSG(!strcmp((const char *)processes[i].said, size == 2 ? "16 16 " : "256 256 "), "rank %d: %s", i,
                       (const char *)processes[i].said);
+    }
+}
+TE_TEST(graph) { /* on the CPU each launch makes the collectives */
+    prepare_processes();
+    check_launch_graph();
+}
+TE_TEST(gpu_graph) {
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    check_launch_graph();
+}
+
+/* On the CPU a launch may fail before its collectives: the other ranks hear of it. */
+static void fail_in_a_launch(process_rank *p) {
+    te_tensor *table = te_tensor_full(p->te, TE_F32, SHAPE(4, 8), 1), *y = te_tensor_zeros(p->te, TE_F32, SHAPE(2, 8)),
+              *ids = te_tensor_zeros(p->te, TE_I32, SHAPE(2));
+    const te_op_embedding_fwd_args args = {.ids = ids, .table = table, .y = y};
+    te_graph_begin(p->te);
+    te_op_embedding_fwd(p->te, &args);
+    te_all_reduce(p->group, y, TE_REDUCE_SUM);
+    te_graph *g = te_graph_end(p->te);
+    te_result r = te_graph_launch(g);
+    if (r == TE_OK && p->rank == 1) te_tensor_copy_from_host(ids, (int[]){0, 4});
+    if (r == TE_OK) r = te_graph_launch(g);
+    fprintf(p->out, "%s: %s", te_result_name(r), te_error(p->te));
+    te_clear_error(p->te);
+    te_graph_destroy(g);
+}
+TE_TEST(one_fails_in_a_launch) {
+    prepare_processes();
+    run_processes("fail_in_a_launch", 3);
+    for (int i = 0; i < 3; i++) {
+        const char *said = (const char *)processes[i].said;
+        CHECK_STR(said, i == 1 ? "TE_ERR_INVALID: embedding_fwd" : "rank 1 (process ");
+        CHECK_STR(said, "ids");
     }
 }
 
@@ -750,6 +783,10 @@ TE_TEST(gpu_killed) {
     if (why) SKIP(why);
     kill_at_work("for_ever", 8);
 }
+TE_TEST(killed_in_graphs) {
+    prepare_processes();
+    kill_at_work("graphs", 4);
+}
 TE_TEST(gpu_killed_in_graphs) {
     const char *why = no_nccl();
     if (why) SKIP(why);
@@ -760,5 +797,6 @@ static const process_part parts[] = {
     {"fork_and_die", fork_and_die},       {"receive_nothing", receive_nothing}, {"graph", launch_graph},
     {"layout", lay_out_processes},        {"all_calls", all_calls_of_process},  {"graphs", launch_for_ever},
     {"maximum_of_nans", maximum_of_nans}, {"for_ever", go_on_for_ever},         {"late", come_late},
-    {"one_differs", one_differs},         {"fill_the_stream", fill_the_stream}};
+    {"one_differs", one_differs},         {"fill_the_stream", fill_the_stream},
+    {"fail_in_a_launch", fail_in_a_launch}};
 __attribute__((constructor)) static void become_one_of_them(void) { become_a_rank(parts, COUNT(parts)); }

@@ -71,8 +71,8 @@ typedef struct repeated {
     void (*rewind)(rank_state *s, void *step); /* puts back what turns change; or NULL */
 } repeated;
 enum { TURNS = 3 };
-/* Makes the step by calls. In a process on a GPU, if `graph`, makes it once more as one graph, whose launches must leave
- * the bits of the calls. */
+/* Makes the step by calls. In a process, if `graph`, makes it once more as one graph, whose launches must leave the bits
+ * of the calls. */
 static TE_MAYBE_UNUSED void repeat(rank_state *s, const repeated *f, void *step, bool graph) {
     const size_t at = s->bytes[0];
     te_graph *g = NULL;
@@ -83,7 +83,7 @@ static TE_MAYBE_UNUSED void repeat(rank_state *s, const repeated *f, void *step,
         f->keep(s, step);
         te_scope_end(s->te);
     }
-    if (!graph || s->hub || !te_ctx_is_cuda(s->te) || s->wrong) return;
+    if (!graph || s->hub || s->wrong) return;
     const size_t each = (s->bytes[0] - at) / TURNS;
     if (f->rewind) f->rewind(s, step);
     EXPECT(s, te_graph_begin(s->te) == TE_OK);

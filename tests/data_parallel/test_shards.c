@@ -1,5 +1,6 @@
 /* test_shards.c: units whose optimizer states, gradients or parameters are sharded over ranks equal those that are
  * whole, and cost the memory that api/sharding.h says. */
+#include "../faults/purse.h"
 #include "shards.h"
 
 /* ---- sharded equals whole ---- */
@@ -595,3 +596,55 @@ static void captures_in_threads(rank_state *s) {
     }
 }
 TE_TEST(graphs_of_shards_over_threads) { run_ranks(2, captures_in_threads, NULL); }
+
+/* Where memory runs out in a capture, neither gradients nor parameters of launches are left, and the next capture
+ * trains as if there had been none. */
+static te_result step_of_graph(te_module *m, te_optimizer *adam, te_tensor *x) {
+    const te_result result = te_backward(te_mean_all(te_forward(m, x)));
+    return result == TE_OK ? te_optimizer_step(adam) : result;
+}
+TE_TEST(graphs_of_shards_without_memory) {
+    for (int shard = TE_SHARD_OPTIMIZER; shard <= TE_SHARD_PARAMETERS; shard++) {
+        const shard_case c = {.num = &numbers[1], .width = 16, .inner = 32};
+        uint16_t want[16 * 16], got[16 * 16];
+        for (int64_t fail = 0, more = 1; more; fail += fail ? test_every_sanitized(5) : 1) {
+            purse p = {0};
+            te_ctx_desc desc = purse_desc(&p, NULL);
+            te_ctx *te = te_ctx_create(&desc);
+            test_case("shard %d, request %d", shard, (int)fail);
+            te_module *m = make_model(te, &c), *first = te_module_child(m, 0);
+            te_tensor *x = te_tensor_retain(te_tensor_full(te, TE_BF16, SHAPE(4, 16), 1));
+            for (int i = 0; i < TB_BLOCKS; i++)
+                te_fsdp_unit(te_module_child(m, 1 + i), &(te_data_parallel_desc){.shard = (te_shard)shard});
+            te_fsdp_unit(m, &(te_data_parallel_desc){.shard = (te_shard)shard});
+            te_optimizer *adam = te_fused_adam_create(te, m, NULL);
+            CHECK_EQ_INT(step_of_graph(m, adam, x), TE_OK);
+            REQUIRE_OK(te);
+            p.fail_at = fail ? p.calls + fail : 0;
+            if (te_graph_begin(te) == TE_OK) step_of_graph(m, adam, x);
+            te_graph *g = te_graph_end(te);
+            more = !fail || p.refused;
+            p.fail_at = 0;
+            te_clear_error(te);
+            te_fsdp_slice slice;
+            CHECK(te_fsdp_get_slice(te_module_parameter(first, "weight"), &slice) && !slice.grad);
+            if (!g) {
+                te_module_zero_grad(m);
+                CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+                CHECK_EQ_INT(step_of_graph(m, adam, x), TE_OK);
+                g = te_graph_end(te);
+            }
+            CHECK_EQ_INT(te_graph_launch(g), TE_OK);
+            CHECK_EQ_INT(te_fsdp_unshard(m), TE_OK);
+            te_tensor_to_host(te_module_parameter(first, "weight"), fail ? got : want);
+            if (fail) CHECK_BYTES("weight", got, want, sizeof want);
+            CHECK_OK(te);
+            te_graph_destroy(g);
+            te_optimizer_destroy(adam);
+            te_tensor_release(x);
+            te_module_destroy(m);
+            te_ctx_destroy(te);
+            CHECK_MSG(p.blocks == 0, "%d blocks are left", (int)p.blocks);
+        }
+    }
+}

@@ -212,8 +212,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
 #pragma unroll 1
     for (int i = 0; i < DEPTH; i++) ring.copy();
 #if NORM
-    te_gemv_norm<NORM == 2, HIGH ? HIGH : A_DT, W_DT, THREADS / 32, PART / 8> norm(k.norm, k.a, k.lda, few, k.k);
-    if (threadIdx.x < in.all) norm.ask_weights(in.part_of(threadIdx.x).y * (PART / 8));
+    te_gemv_norm<NORM == 2, HIGH ? HIGH : A_DT, W_DT, THREADS / 32> norm(k.norm, k.a, k.lda, few, k.k);
+    if (threadIdx.x < in.all) norm.ask_weights(in.part_of(threadIdx.x).y);
 #endif
     // The thread's result of a tile: that of this line of the tile, and of this row of A.
     const int line = threadIdx.x % 16, row = threadIdx.x % (32 * WARPS) / 16;
@@ -233,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
 #if NORM
     const te_u32 largest = in.normalize(norm, sums); // four floats for each of at most sixteen parts of a row
 #if HIGH
-    const float of_all_y = in.fill(k.a, k.lda, k.factor_a, k.q, largest, norm.x);
+    const float of_all_y = in.fill(k.a, k.lda, k.factor_a, k.q, largest, &norm.x);
 #else
     const float of_all_y = 1.0f;
 #endif

@@ -8,43 +8,36 @@
 //     warps 4, three rows:   row 0 [0] [1] [2] [3]   row 1 [4] [5] [6] [7]   row 2 [8] [9] [10] [11]
 //     block of 8 warps:      warp 0 has parts 0 and 8, warp 1 has parts 1 and 9, .., warp 7 has part 7
 //
-// With the sums, elements do not depend on one another. Each thread of the block normalizes pieces of EACH neighbouring
-// vectors. It loads its first piece while the sums are added up.
+// With the sums, elements do not depend on one another. Each thread of the block normalizes vectors. It loads its first
+// one while the sums are added up.
 #pragma once
 #include "ops/gemm/epilogue.cuh"
 #include "ops/norm/norm_formula.cuh"
 
 // LAYER: LayerNorm, else RMSNorm. DT: A's format, of 16 bits. WEIGHT: the format of gamma and beta. WARPS_OF_BLOCK: the
 // block's number of warps.
-template <bool LAYER, int DT, int WEIGHT, int WARPS_OF_BLOCK, int EACH> struct te_gemv_norm {
+template <bool LAYER, int DT, int WEIGHT, int WARPS_OF_BLOCK> struct te_gemv_norm {
     enum { MOST = TE__GEMV_NORM_CHUNKS };
     const te__gemv_norm &how;
     const te_u16 *a; // [m, k]
     te_i64 lda;
     int vectors, parts; // vectors: of a row
     float one_nth;      // 1 / k
-    te_raw<WEIGHT> gamma[EACH], beta[LAYER ? EACH : 1];
-    te_raw<DT> x[EACH]; // the thread's piece
+    te_raw<WEIGHT> gamma, beta;
+    te_raw<DT> x; // the thread's vector
 
     TE_DEV te_gemv_norm(const te__gemv_norm &how, const void *a, te_i64 lda, int m, int k)
         : how(how), a((const te_u16 *)a), lda(lda), vectors(k >> 3), parts(m * how.warps), one_nth(1.0f / (float)k) {}
 
-    // Loads gamma and beta of a piece, whose first vector has number `at` in its row. The first call may come before
-    // te_follow, if nothing writes gamma and beta.
+    // Loads gamma and beta of vector `at` of a row. The first call may come before te_follow, if nothing writes gamma
+    // and beta.
     TE_DEV void ask_weights(int at) {
-#pragma unroll
-        for (int c = 0; c < EACH; c++) {
-            gamma[c] = te_raw_load_hinted<WEIGHT, TE_LOAD_HERE>(how.gamma, 8 * (at + c));
-            if (!LAYER) continue;
-            beta[c] = te_raw_zero<WEIGHT>();
-            if (how.beta) beta[c] = te_raw_load_hinted<WEIGHT, TE_LOAD_HERE>(how.beta, 8 * (at + c));
-        }
+        gamma = te_raw_load_hinted<WEIGHT, TE_LOAD_HERE>(how.gamma, 8 * at);
+        beta = te_raw_zero<WEIGHT>();
+        if (LAYER && how.beta) beta = te_raw_load_hinted<WEIGHT, TE_LOAD_HERE>(how.beta, 8 * at);
     }
-    // Loads the elements of a piece.
-    TE_DEV void ask(int row, int at) {
-#pragma unroll
-        for (int c = 0; c < EACH; c++) x[c] = te_raw_load_hinted<DT, TE_LOAD_HERE>(a + row * lda, 8 * (at + c));
-    }
+    // Loads the elements of a vector.
+    TE_DEV void ask(int row, int at) { x = te_raw_load_hinted<DT, TE_LOAD_HERE>(a + row * lda, 8 * at); }
     // Adds up the sums of all rows. `scratch`: four floats for each part. All threads of the block call this.
     TE_DEV void add_up(float *scratch) const {
         const int warp = threadIdx.x >> 5;
@@ -61,21 +54,18 @@ template <bool LAYER, int DT, int WEIGHT, int WARPS_OF_BLOCK, int EACH> struct t
         }
         __syncthreads();
     }
-    // Normalizes the piece. Raises `largest`, whose halves are the bits of the largest |y| of even and of odd places;
+    // Normalizes the vector. Raises `largest`, whose halves are the bits of the largest |y| of even and of odd places;
     // NaN is ignored.
     TE_DEV void finish(int row, const float *scratch, te_u32 &largest) {
         te_norm_moments of;
         if (of.first<LAYER>(total(scratch, row), one_nth)) of.second(total(scratch + 2 * parts, row), one_nth);
         of.finish(how.eps);
+        float y[8];
+        te_norm_result<LAYER>(x, of, gamma, beta, how.zero_centered, how.rounded, y);
 #pragma unroll
-        for (int c = 0; c < EACH; c++) {
-            float y[8];
-            te_norm_result<LAYER>(x[c], of, gamma[c], beta[LAYER ? c : 0], how.zero_centered, how.rounded, y);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                x[c].w[j] = te_f32x2_to_half(y[2 * j], y[2 * j + 1], DT);
-                largest = te_half2_max(largest, x[c].w[j] & 0x7fff7fff, DT);
-            }
+        for (int j = 0; j < 4; j++) {
+            x.w[j] = te_f32x2_to_half(y[2 * j], y[2 * j + 1], DT);
+            largest = te_half2_max(largest, x.w[j] & 0x7fff7fff, DT);
         }
     }
 

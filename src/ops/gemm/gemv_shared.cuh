@@ -19,9 +19,10 @@
 #ifndef NORM
 #define NORM 0
 #endif
-#define PART (SCALES == 2 ? 16 : 8)    // values that a thread quantizes at a time
-#define AT_ONCE (HIGH == 1 ? 2 : 4)    // loads of eight values that a thread waits for at once
-#define ROUND (AT_ONCE * 8 / PART)     // parts of a thread in these loads
+#define PART 8                        // values that a thread normalizes or quantizes at a time
+#define PARTS (TURN / PART)           // of a turn: those of half a warp or, with NVFP4, of a warp
+#define GROUP (SCALES == 2 ? 16 : 32) // values with one scale, with MXFP8 and NVFP4
+#define AT_ONCE (HIGH == 1 ? 2 : 4)   // parts of a thread whose loads it waits for at once
 
 struct te_gemv_shared {
     te_u32 base, of_scales, zeros; // addresses in shared memory; zeros: with FOURS, lanes read them in place of Y
@@ -34,7 +35,7 @@ struct te_gemv_shared {
         turns = (int)te_div_up(k, TURN), line_bytes = TE__GEMV_LINE(turns, TURN);
         base = te_smem(scratch + 32), of_scales = base + (int)few * line_bytes;
         zeros = of_scales + (int)few * turns * 16;
-        all = (int)few * turns * (TURN / PART), inverse = 0xffffffffu / (te_u32)(turns * (TURN / PART)) + 1;
+        all = (int)few * turns * PARTS, inverse = 0xffffffffu / (te_u32)(turns * PARTS) + 1;
         if (HALVES && threadIdx.x < 16) te_sts16(zeros + threadIdx.x * 16, make_uint4(0, 0, 0, 0));
     }
     // Returns the address of a line for lane t of a quad. Lines beyond the last one have its address.
@@ -62,7 +63,7 @@ struct te_gemv_shared {
     // Returns the line and the number in the line of part i.
     TE_DEV int2 part_of(int i) const {
         const int line = (int)__umulhi((te_u32)i, inverse); // right for all i below 2^32 / parts of a line
-        return make_int2(line, i - line * turns * (TURN / PART));
+        return make_int2(line, i - line * turns * PARTS);
     }
 #if NORM
     // Normalizes A. Returns the largest |y| that the thread has, in the form of raise(). norm.x has the thread's part
@@ -70,19 +71,16 @@ struct te_gemv_shared {
     template <class N> TE_DEV te_u32 normalize(N &norm, float *sums) const {
         te_u32 largest = 0;
         const int2 first = part_of(threadIdx.x);
-        if (threadIdx.x < all) norm.ask(first.x, first.y * (PART / 8));
+        if (threadIdx.x < all) norm.ask(first.x, first.y);
         norm.add_up(sums);
 #pragma unroll 1
         for (int i = threadIdx.x; i < all; i += THREADS) {
             const int2 p = part_of(i);
-            const int at = p.y * (PART / 8);
-            if (i >= THREADS) norm.ask_weights(at), norm.ask(p.x, at);
+            if (i >= THREADS) norm.ask_weights(p.y), norm.ask(p.x, p.y);
             norm.finish(p.x, sums, largest);
             if (BITS == 16 || all > THREADS)
-#pragma unroll
-                for (int c = 0; c < PART / 8; c++)
-                    te_sts16(base + p.x * line_bytes + (at + c) * 16,
-                             make_uint4(norm.x[c].w[0], norm.x[c].w[1], norm.x[c].w[2], norm.x[c].w[3]));
+                te_sts16(base + p.x * line_bytes + p.y * 16,
+                         make_uint4(norm.x.w[0], norm.x.w[1], norm.x.w[2], norm.x.w[3]));
         }
         return largest;
     }
@@ -108,19 +106,20 @@ struct te_gemv_shared {
         if (WHOLE || (vector && at + 8 <= k)) return te_raw_ask<8>(a, from, HIGH);
         return te_raw_ask_part<8>(a, from, HIGH, k - at);
     }
+    // Returns the lanes that have the parts of a turn, which are there or not together.
+    TE_DEV static te_u32 lanes_of_turn() { return PARTS == 32 ? 0xffffffffu : 0xffffu << (threadIdx.x & 16); }
     // Loads the thread's parts of a round, of which the first is number i. Parts that are missing are 0.
     TE_DEV void ask_round(const void *a, te_i64 lda, bool vector, int i, te_raw<TE_ANY> raw[AT_ONCE]) const {
 #pragma unroll
         for (int l = 0; l < AT_ONCE; l++) {
-            const int later = i + l / (PART / 8) * THREADS;
+            const int later = i + l * THREADS;
             raw[l] = {};
             if (later >= all) continue;
             const int2 p = part_of(later);
-            raw[l] = ask(a, lda, vector, p.x, p.y * PART + l % (PART / 8) * 8);
+            raw[l] = ask(a, lda, vector, p.x, p.y * PART);
         }
-        // put() moves values within their turn, whose parts are those of half a warp. It has read them all before it
-        // writes one.
-        if (NORM) __syncwarp(0xffffu << (threadIdx.x & 16));
+        // put() moves values within their turn. Its lanes have read them all before one writes.
+        if (NORM) __syncwarp(lanes_of_turn());
     }
     // Raises `most`, the bits of |x|, two numbers of 16 bits in a word, to those of eight values. NaN is ignored.
     TE_DEV void raise(te_u32 &most, const te_raw<TE_ANY> &raw) const {
@@ -137,11 +136,11 @@ struct te_gemv_shared {
     TE_DEV float amax(const void *a, te_i64 lda, bool vector, te_raw<TE_ANY> raw[AT_ONCE]) const {
         te_u32 most = 0;
 #pragma unroll 1
-        for (int i = 0; i < all; i += ROUND * THREADS) {
+        for (int i = 0; i < all; i += AT_ONCE * THREADS) {
             ask_round(a, lda, vector, i + threadIdx.x, raw);
 #pragma unroll
             for (int l = 0; l < AT_ONCE; l++)
-                if (i + l / (PART / 8) * THREADS < all) raise(most, raw[l]);
+                if (i + l * THREADS < all) raise(most, raw[l]);
         }
         return over_block(most);
     }
@@ -167,19 +166,17 @@ struct te_gemv_shared {
         bool there = NORM && all <= THREADS; // whether the only round has been loaded
 #if NORM
 #pragma unroll
-        for (int c = 0; c < PART / 8; c++)
-#pragma unroll
-            for (int j = 0; j < te_raw<HIGH>::words; j++) raw[c].w[j] = part[c].w[j];
+        for (int j = 0; j < te_raw<HIGH>::words; j++) raw[0].w[j] = part->w[j];
 #endif
 #if SCALES == 2
         float most = NORM ? over_block(largest) : amax(a, lda, q.vector, raw);
-        if (!NORM) there = all <= ROUND * THREADS;
+        if (!NORM) there = all <= AT_ONCE * THREADS;
         const te_nvfp4_tensor tensor = te_nvfp4_tensor_of(most, q.code_max);
         factor = most * factor_a;
 #elif !SCALES && !BLOCK
         if (!q.scale || (q.amax && blockIdx.x == 0)) {
             float most = NORM ? over_block(largest) : amax(a, lda, q.vector, raw);
-            if (!NORM) there = all <= ROUND * THREADS;
+            if (!NORM) there = all <= AT_ONCE * THREADS;
             if (!q.scale) scale = te__block_scale(most, fp8_max, q.epsilon, TE_FLT_MAX, q.power_of_two);
             else if (threadIdx.x == 0 && most > *(volatile float *)q.amax) te_atomic_amax(q.amax, most);
         }
@@ -188,38 +185,31 @@ struct te_gemv_shared {
 #endif
 #pragma unroll 1
         for (int n = 0, i = threadIdx.x; i < all; n++, i += THREADS) {
-            if (n % ROUND == 0 && !there) ask_round(a, lda, q.vector, i, raw);
+            if (n % AT_ONCE == 0 && !there) ask_round(a, lda, q.vector, i, raw);
             const int line = part_of(i).x, number = part_of(i).y;
             te_u32 out[4];
-#if SCALES == 2
-            float v[16];
-            te_u8 code;
-#pragma unroll
-            for (int j = 0; j < 8; j++) v[j] = te_raw_value(raw[0], j, HIGH), v[8 + j] = te_raw_value(raw[1], j, HIGH);
-            const te_nvfp4_rounding how = {false, false, 0, 0, 0, nullptr};
-            uint2 u = te_nvfp4_block(how, v, te_nvfp4_amax(v), tensor, nullptr, false, 0, 0, &code);
-            te_u32 of = te_fp8x2_to_f16(code, 0, TE_F8E4M3);
-            te_decode_fp4x8(u.x, __byte_perm(of, 0, 0x1010), out);
-            put(line, 2 * number, out);
-            te_decode_fp4x8(u.y, __byte_perm(of, 0, 0x1010), out);
-            put(line, 2 * number + 1, out);
-#else
             float v[8], most = 0.0f;
-            te_u32 code[2] = {0, 0};
 #pragma unroll
             for (int j = 0; j < 8; j++) v[j] = te_raw_value(raw[0], j, HIGH), most = fmaxf(most, fabsf(v[j]));
-#if SCALES == 1 || BLOCK
-            const te_u32 lanes = 0xffffu << (threadIdx.x & 16); // whose parts are there or not together
 #pragma unroll
-            for (int d = 1; d < (BLOCK ? 16 : 4); d *= 2) most = fmaxf(most, __shfl_xor_sync(lanes, most, d));
+            for (int d = 1; d < (SCALES ? GROUP / PART : BLOCK ? PARTS : 1); d *= 2)
+                most = fmaxf(most, __shfl_xor_sync(lanes_of_turn(), most, d));
+#if SCALES == 2
+            // A NaN has the code of 6, as infinity has. te_nvfp4_pack8 does not take NaN.
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = v[j] == v[j] ? v[j] : __uint_as_float(0x7f800000u);
+            const te_u8 code = te_nvfp4_block_code(most, tensor);
+            const te_u32 of = te_fp8x2_to_f16(code, 0, TE_F8E4M3);
+            te_decode_fp4x8(te_nvfp4_pack8(v, te_nvfp4_multiplier(code, tensor)), __byte_perm(of, 0, 0x1010), out);
+#else
+            te_u32 code[2] = {0, 0};
 #if BLOCK
             scale = te__block_scale(most, fp8_max, q.epsilon, q.code_max, q.power_of_two);
             if (number % 16 == 0) put_scale(line, number / 16, te__rcp_f32(scale));
-#else
+#elif SCALES == 1
             te_u8 e = te__mxfp8_exponent(most, Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE);
             scale = te__mxfp8_multiplier(e);
             if (number % 4 == 0) put_scale(line, number / 4, te__e8m0_to_f32(e));
-#endif
 #endif
 #pragma unroll
             for (int j = 0; j < 8; j++) // a scale may be infinite or NaN
@@ -230,10 +220,10 @@ struct te_gemv_shared {
                           (te_u32)te_f32x2_to_fp8(v[4 * h + 2], v[4 * h + 3], Y_DT) << 16;
 #pragma unroll
             for (int j = 0; j < 4; j++) out[j] = te_fp8x2_to_f16(code[j >> 1], j & 1, Y_DT);
-            put(line, number, out);
 #endif
+            put(line, number, out);
 #pragma unroll
-            for (int l = 0; l + PART / 8 < AT_ONCE; l++) raw[l] = raw[l + PART / 8];
+            for (int l = 0; l + 1 < AT_ONCE; l++) raw[l] = raw[l + 1];
         }
         return factor;
     }

@@ -115,11 +115,9 @@ TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
     te_u32 r = __byte_perm(codes, 0, half ? 0x3424 : 0x1404);
     if (dt == TE_F8E5M2) return r;
 #if TE_HAS_FP8_CVT
-    asm("{ .reg .b16 l, h;\n"
-        "mov.b32 {l, h}, %1;\n"
-        "cvt.rn.f16x2.e4m3x2 %0, l; }"
-        : "=r"(r)
-        : "r"(half ? codes >> 16 : codes));
+    if (half) // no shift: the instruction takes the upper half itself
+        asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, h; }" : "=r"(r) : "r"(codes));
+    else asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, l; }" : "=r"(r) : "r"(codes));
 #else
     // Moves the E4M3 bits S.EEEE.MMM to S.0EEEE.MMM0000000. Read as f16, the moved bits are the value times 2^-8, also
     // for denormals. S.1111.111 is NaN.

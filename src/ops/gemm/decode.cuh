@@ -39,7 +39,7 @@ TE_DEV te_u32 te_decode_fp4x2(te_u32 codes, int i, te_u32 scale) {
 TE_DEV void te_decode_fp4x8(te_u32 codes, te_u32 scale, te_u32 out[4]) {
     te_u32 even = (codes << 4 & 0x80808080u) | (codes << 1 & 0x0e0e0e0eu),
            odd = (codes & 0x80808080u) | (codes >> 3 & 0x0e0e0e0eu);
-    out[0] = even << 8 & 0xff00ff00u, out[1] = odd << 8 & 0xff00ff00u;
+    out[0] = __byte_perm(even, 0, 0x2404), out[1] = __byte_perm(odd, 0, 0x2404);
     out[2] = even & 0xff00ff00u, out[3] = odd & 0xff00ff00u;
 #pragma unroll
     for (int i = 0; i < 4; i++) asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(out[i]) : "r"(scale));

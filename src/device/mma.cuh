@@ -23,9 +23,16 @@ TE_DEV te_u32 te_smem(const void *p) { return (te_u32)__cvta_generic_to_shared(p
 TE_DEV void te_cp_async16(te_u32 dst, const void *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
-// Like te_cp_async16, but the L2 cache also fetches the aligned 256 bytes around src, because they are loaded next.
-TE_DEV void te_cp_async16_ahead(te_u32 dst, const void *src, int bytes) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
+// Starts a copy of 16 bytes. The L2 cache also fetches the aligned 256 bytes around src, because they are loaded next.
+// ONCE: nothing reads them again soon, so the cache replaces them before all else.
+template <bool ONCE> TE_DEV void te_cp_async16_ahead(te_u32 dst, const void *src) {
+    if (ONCE) {
+        // as createpolicy.fractional.L2::evict_first computes it, at each copy, for all architectures
+        const te_u64 policy = 0x12f0000000000000;
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+                     "l"(policy)
+                     : "memory");
+    } else asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
 // Starts a copy of four bytes.
 TE_DEV void te_cp_async4(te_u32 dst, const void *src) {

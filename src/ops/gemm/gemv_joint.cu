@@ -100,6 +100,10 @@ struct te_joint_kargs {
 #define SLOT TE__GEMV_SLOT(SCALES)
 #define HALF (JOINT == 2 ? 2 : 1) // products of a unit
 #define OF_SCALES 2048 // where scales begin in a slot: 16 bytes of each line, of which MXFP8 has 4
+// Whether all pieces of a turn go to registers first, so that its place is free for copies while it is multiplied. With
+// scales, registers would spill.
+#define EARLY_COPY (!SCALES && !BLOCK)
+#define ONCE (BITS < 16) // whether the L2 cache need not keep B; numbers of 16 bits are not always faster so
 #define STEP ((SCALES == 2 ? 4 : 1) * (SWIZZLED ? 512 : 4)) // bytes of scales from one turn to the next
 
 // A unit of the group is a tile or, with ACT, a tile of the first product and the same lines of the second one.
@@ -165,7 +169,7 @@ struct te_joint_ring {
             for (int l = 0; l < 2; l++)
 #pragma unroll
                 for (int i = 0; i < UNITS; i++)
-                    te_cp_async16_ahead(slot + (2 * i + l) * 512 + lane * 16, codes + l * eight + 64 * i, 16);
+                    te_cp_async16_ahead<ONCE>(slot + (2 * i + l) * 512 + lane * 16, codes + l * eight + 64 * i);
             if (SCALES && lane < 16) {
                 const te_u32 to = slot + OF_SCALES + lane * 16;
                 if (SCALES == 2 && !SWIZZLED) te_cp_async16(to, scales, 16);
@@ -256,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
     sums += group * (HALF * WARPS * few * 16);
 
     float sum[SETS][4]; // as in gemv_k
-    // Multiplies the oldest turn, of the k that the n-th turn of the warp has.
+    // Multiplies the oldest turn, of the k that the n-th turn of the warp has, and starts the next one's copies.
     auto take = [&](int n, float of_block) {
         const te_u32 pieces = ring.slot + (threadIdx.x & 31) * 16, scales = ring.slot + OF_SCALES + g * 16;
         float part[SETS][4] = {};
@@ -296,21 +300,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
                     part[l][e] = 0.0f;
                 }
         };
+        uint4 u[UNITS][2];
+        auto read = [&](int i) {
+#pragma unroll
+            for (int l = 0; l < 2; l++) u[i][l] = te_lds16(pieces + (2 * i + l) * 512);
+        };
+        if (EARLY_COPY) {
+#pragma unroll
+            for (int i = 0; i < UNITS; i++) read(i);
+            __syncwarp();
+            ring.copy();
+        }
 #pragma unroll
         for (int i = 0; i < UNITS; i++) {
-            uint4 u[2];
             te_u32 of_u[2] = {0, 0}; // NVFP4: the scales of both units
+            if (!EARLY_COPY) read(i);
 #pragma unroll
             for (int l = 0; l < 2; l++) {
-                u[l] = te_lds16(pieces + (2 * i + l) * 512);
                 if (SCALES == 2) of_u[l] = te_lds2(scales + 128 * l + (4 * i + t) * 2);
-                if (EXCHANGED) u[l] = te_gemv_exchange(u[l], t);
+                if (EXCHANGED) u[i][l] = te_gemv_exchange(u[i][l], t);
             }
 #pragma unroll
             for (int c = 0; c < CHUNKS; c++) {
                 te_u32 x[2][4], y[4];
 #pragma unroll
-                for (int l = 0; l < 2; l++) te_gemv_decode<X_DT>(u[l], c, of_u[l], x[l]);
+                for (int l = 0; l < 2; l++) te_gemv_decode<X_DT>(u[i][l], c, of_u[l], x[l]);
 #pragma unroll
                 for (int l = 0; l < SETS; l++) {
                     in.chunk(base_y[l] + n * step_y, i, c, y);
@@ -321,6 +335,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
                     add_scaled(2 * i + (EXCHANGED ? c : 0));
             }
         }
+        if (EARLY_COPY) return;
+        if (SCALES) __syncwarp();
+        ring.copy();
     };
 
     int odd = 0;
@@ -362,8 +379,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
 #endif
                 ring.wait();
                 take(n, of_block);
-                if (SCALES) __syncwarp();
-                ring.copy();
             }
             const float power = SCALES == 2 ? 1.0f / (TE_DECODE_FP4 * TE_DECODE_FP4) : 1.0f;
 #pragma unroll

@@ -245,7 +245,8 @@ static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->ar
  * - gemv_k cannot split k. With k > 16384 it needs four lines of the long operand for each multiprocessor.
  * - gemv_mn: at most eight lines of the short operand, and at least 64 of the long one.
  * - gemm_hopper takes a short A with very many aligned lines of B: its ring buffer has more bytes in flight
- *   (tests/bench/notes.md). With a short B its ring buffer would be nearly empty. */
+ *   (tests/bench/notes.md). With a short B its ring buffer would be nearly empty. Products of one row that gemv_joint
+ *   takes together, with what stands before and behind them, may have more lines. */
 static int64_t te__gemv_most_shared = 40 * 1024; /* the most bytes of shared memory for the short operand: each block
                                                   * decodes all of it. Twice as many for MXFP8 of more than four
                                                   * lines. Tests set a smaller number */
@@ -273,7 +274,9 @@ static bool te__gemv_reads_scales(const te__gemm_problem *q) {
            (te__gemm_is_aligned(q) && te__is_aligned(a->scale_a, 4) && te__is_aligned(a->scale_b, 4));
 }
 
-static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool mn) {
+/* `most`: for each multiprocessor, the most bytes that all lines of the long operand have in one value of k. With more,
+ * gemm_hopper takes the product. */
+static bool te__gemm_is_gemv_of(const te__plan *p, const te__gemm_problem *q, bool mn, int most) {
     const te_op_gemm_args *a = q->args;
     const bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
     int64_t lines = te__max(a->m, a->n), size = te__dtype_size(q->a.dtype), sms = p->num_sms;
@@ -281,8 +284,10 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
     if (mn && (te__gemv_x(q)->k_major || size != 2 || lines < 64)) return false;
     if (!mn && (!q->a.k_major || !q->b.k_major || size > 2 || (a->k > 16384 && lines < 4 * sms))) return false;
     if (!mn && !te__gemv_reads_scales(q)) return false;
-    return !(aligned && (mn || plain) && a->m < a->n && te__gemm_fits_hopper(p, q) &&
-             lines * size > (mn ? 512 : 192) * sms);
+    return !(aligned && (mn || plain) && a->m < a->n && te__gemm_fits_hopper(p, q) && lines * size > most * sms);
+}
+static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool mn) {
+    return te__gemm_is_gemv_of(p, q, mn, mn ? 512 : 192);
 }
 
 /* Fills in how gemv_k or gemv_joint quantizes A. */
@@ -664,6 +669,7 @@ static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, te__gemm_
     te__gemm_codes codes[MOST];
     te__gemm_problem q[MOST];
     const int64_t turn = !a->quantize_a ? 64 : a->quantize_a == TE_F4E2M1 ? 256 : 128; /* the kernel's TURN */
+    const int most = a->m == 1 && joint.count > 1 ? 256 : 192;
     int i;
     if (joint.count < 1 || joint.count > MOST || a->m == 0 || a->k == 0 || a->m > 16 || p->baseline) return false;
     for (i = 0; i < joint.count; i++) {
@@ -671,7 +677,7 @@ static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, te__gemm_
         q[i] = te__gemm_problem_of(a->quantize_a ? &codes[i].product : &a[i]);
         if (a->quantize_a) q[i].high = &a[i];
         if (q[i].b.dtype != q[0].b.dtype || a[i].d->dtype != a->d->dtype || a[i].n < a[i].m ||
-            te__gemm_is_exact(p, &q[i]) || !te__gemm_is_gemv(p, &q[i], false) ||
+            te__gemm_is_exact(p, &q[i]) || !te__gemm_is_gemv_of(p, &q[i], false, most) ||
             !te__gemm_is_aligned(&q[i]) || a[i].n > INT_MAX / 32 ||
             (q[i].block && q[i].block != TE__GEMM_1D_2D) ||
             q[i].b.ld > INT_MAX / 2048 || (a[i].scaling_b == TE_SCALING_NVFP4 && !te__is_aligned(a[i].scale_b, 16)) ||

@@ -2393,7 +2393,7 @@ static void bench_inference(bench *b, const inference_model *model, int batch) {
     static const struct {
         const char *name;
         te_recipe (*recipe)(void);
-    } rows[] = {{"bf16", NULL}, {"fp8 current scaling", te_recipe_current_scaling}, {"mxfp8", te_recipe_mxfp8}, {"nvfp4", te_recipe_nvfp4}};
+    } rows[] = {{"bf16", NULL}, {"fp8 current scaling", te_recipe_current_scaling}, {"fp8 block scaling", te_recipe_block_scaling}, {"mxfp8", te_recipe_mxfp8}, {"nvfp4", te_recipe_nvfp4}};
     enum { STEPS = 64 };
     const int64_t sizes[2] = {batch ? batch : 1, batch ? 512 : 8192}, one[2] = {sizes[0], 1};
     double of_bf16 = 0;

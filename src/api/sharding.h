@@ -82,8 +82,9 @@
  *     TE_SHARD_PARAMETERS     P/n + S/n         G/n + gradients of one unit + 4 e + 4 e/n + p, or 2 p to gather; p for
  *                                               each unit around the one that runs (the model itself, as a rule)
  *
- * A group that runs exchanges on a second stream has two of them, which is 4 e + 4 e/n once more. The p is the unit
- * that is gathered ahead (no_prefetch: 0).
+ * With TE_SHARD_NONE, NCCL (from 2.22 on) sums gradients where they are if they have that format already: w e is 0
+ * then. A group that runs exchanges on a second stream has two of them, which is 4 e + 4 e/n, or w e, once more. The p
+ * is the unit that is gathered ahead (no_prefetch: 0).
  *
  * Bytes that a rank sends in a step of m microbatches, of E elements in all, whose gradients have w bytes on the way:
  *

@@ -141,6 +141,7 @@ typedef struct te__var {
     bool leaf;       /* a parameter, or an input marked by the program: the gradient is kept after the backward pass */
     bool played;     /* the backward function of the node that made the tensor has run, and the node is gone */
     bool fresh;      /* in te->tape.fresh */
+    bool flying;     /* the gradient, in memory of its own, is being summed over ranks where it is */
     bool passing;    /* the variable was made while te_backward ran. If an inner te_backward gives it a gradient, the
                       * variable keeps this gradient even if the outer te_backward fails */
     uint64_t pass;   /* the number (te->tape.passes) of the last backward pass that could reach the variable */

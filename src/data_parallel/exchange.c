@@ -108,6 +108,14 @@ static te_result te__pairs_scale(te_ctx *te, const te__pairs *p, float factor) {
     a.scale = factor;
     return p->n ? te_op_multi_scale(te, &a) : TE_OK;
 }
+/* Fills a vector of a number for each parameter of a bucket: 1 if this rank has the gradient, else 0. */
+static te_result te__bucket_note_grads(const te__bucket *b, te_tensor *flags, te_tensor *const *grads) {
+    te_result result = te_tensor_fill(flags, 1.0);
+    int i;
+    for (i = 0; i < b->n && result == TE_OK; i++)
+        if (!grads[i]) result = te_tensor_fill(te_tensor_narrow(flags, 0, i, 1), 0.0);
+    return result;
+}
 /* Returns one vector, in `format`, of all gradients; a missing gradient counts as zeros.
  * Behind the gradients, the vector has one number per parameter: 1 if this rank has the gradient, else 0. So the
  * all-reduce also counts the ranks that have the gradient. */
@@ -119,34 +127,72 @@ static te_tensor *te__bucket_flat(te_ctx *te, const te__bucket *b, te_dtype form
     int i;
     for (i = 0; i < b->n; i++) numel += te__numel(b->list[i]);
     flat = pairs.from ? te__empty_1d(te, format, numel + b->n) : NULL;
-    result = flat ? te_tensor_fill(te_tensor_narrow(flat, 0, numel, b->n), 1.0) : te_error_code(te);
+    result = flat ? te__bucket_note_grads(b, te_tensor_narrow(flat, 0, numel, b->n), grads) : te_error_code(te);
     for (i = 0; i < b->n && result == TE_OK; i++) {
         const int64_t n = te__numel(b->list[i]);
         if (grads[i]) result = te__pairs_add(&pairs, grads[i], flat, at, true);
         else result = te_tensor_fill(te_tensor_narrow(flat, 0, at, n), 0.0);
-        if (result == TE_OK && !grads[i]) result = te_tensor_fill(te_tensor_narrow(flat, 0, numel + i, 1), 0.0);
         at += n;
     }
     if (result == TE_OK) result = te__pairs_scale(te, &pairs, 1.0f);
     te__free(te, pairs.from);
     return result == TE_OK ? flat : NULL;
 }
-/* Stores the summed gradients, times `factor`, as gradients of the parameters. If only other ranks have the gradient
- * of a parameter, creates it on this rank. */
+/* Returns whether the group sums the gradients of a bucket, which travel in `format`, where they are. */
+static bool te__bucket_is_summed(const te__bucket *b, te_dtype format) {
+    const te_group *group = b->unit->desc.group;
+    int i;
+    if (!group || !group->sums) return false;
+    for (i = 0; i < b->n; i++) {
+        const te_tensor *main_grad = te_tensor_main_grad(b->list[i]);
+        if ((main_grad ? main_grad : b->list[i])->dtype != format) return false;
+    }
+    return true;
+}
+/* Begins to sum the gradients in place. A gradient that is missing, or has another format after all, travels in memory
+ * of its own. */
+static te_result te__bucket_send_sums(te__bucket *b, te_dtype format, te_tensor *const *grads, te_result result) {
+    te__dp_unit *u = b->unit;
+    te_ctx *te = u->module->te;
+    te__pairs pairs = te__pairs_open(te, b->n);
+    const float divisor = te__unit_divisor(u);
+    te_tensor *x;
+    int i;
+    b->sums = (te_tensor **)te__alloc_zero(te, ((size_t)b->n + 1) * sizeof(te_tensor *));
+    b->mean = te__divides_exactly(divisor) && divisor == (float)te__group_size(u->desc.group);
+    if (result == TE_OK && (!pairs.from || !b->sums)) result = te_error_code(te);
+    for (i = 0; i < b->n && result == TE_OK; i++) {
+        x = grads[i];
+            if (!x || x->dtype != format || !te__is_contiguous(x)) {
+            x = te__empty_1d(te, format, te__numel(b->list[i]));
+            if (!x) result = te_error_code(te);
+            else result = grads[i] ? te__pairs_add(&pairs, grads[i], x, 0, true) : te_tensor_fill(x, 0.0);
+        }
+        b->sums[i] = te_tensor_retain(x);
+        if (result == TE_OK && b->list[i]->var) b->list[i]->var->flying = x == te_tensor_grad(b->list[i]);
+    }
+    if (result == TE_OK) result = te__pairs_scale(te, &pairs, 1.0f);
+    te__free(te, pairs.from);
+    x = result == TE_OK ? te__empty_1d(te, format, b->n) : NULL;
+    if (result == TE_OK) result = x ? te__bucket_note_grads(b, x, grads) : te_error_code(te);
+    if (result == TE_OK) b->sums[b->n] = te_tensor_retain(x);
+    return te__flight_sums(&b->flight, u->desc.group, b->sums, b->n + 1, b->mean, result);
+}
+/* Stores the summed gradients, times `factor`, as gradients of the parameters: from `flat`, or from b->sums. If only
+ * other ranks have the gradient of a parameter, creates it on this rank. */
 static te_result te__bucket_spread(te__bucket *b, te_tensor *flat, float factor) {
     te_ctx *te = b->unit->module->te;
     const int fresh = te->tape.num_fresh;
     te__pairs pairs = te__pairs_open(te, b->n);
     te_result result = pairs.from ? TE_OK : te_error_code(te);
-    float *count = b->lacks && result == TE_OK
-                       ? te__bucket_counts(b, te_tensor_narrow(flat, 0, te__numel(flat) - b->n, b->n), &result)
-                       : NULL;
+    te_tensor *flags = b->sums ? b->sums[b->n] : te_tensor_narrow(flat, 0, te__numel(flat) - b->n, b->n);
+    float *count = b->lacks && result == TE_OK ? te__bucket_counts(b, flags, &result) : NULL;
     int64_t at = 0;
     int i;
     for (i = 0; i < b->n && result == TE_OK; i++) {
-        te_tensor *param = b->list[i], *to = NULL;
+        te_tensor *param = b->list[i], *from = b->sums ? b->sums[i] : flat, *to = NULL;
         const bool had = b->had[i] != TE_DTYPE_NONE;
-        const int64_t begin = at;
+        const int64_t begin = b->sums ? 0 : at;
         at += te__numel(param);
         if (!had && count[i] == 0.0f) continue;
         if (had) result = te__main_or_grad(param, &to);
@@ -154,7 +200,8 @@ static te_result te__bucket_spread(te__bucket *b, te_tensor *flat, float factor)
             to = te_tensor_empty(te, param->dtype, param->ndim, param->shape);
             result = to ? te__var_add_grad(te, param->var, to) : te_error_code(te);
         }
-        if (result == TE_OK) result = te__pairs_add(&pairs, to, flat, begin, false);
+        if (from == to && factor == 1.0f) continue; /* it is there */
+        if (result == TE_OK) result = te__pairs_add(&pairs, to, from, begin, false);
     }
     if (result == TE_OK) result = te__pairs_scale(te, &pairs, factor);
     result = te__leaves_own(te, fresh, result);
@@ -296,10 +343,9 @@ static te_result te__bucket_same_params(const te__bucket *b) {
 
 /* Begins the exchange of rows for all ranks. Where it ends, b->flight.out has those for this rank; or one row, their
  * sum. */
-static te_result te__bucket_send_slices(te__bucket *b, te_tensor *const *grads, te_result result) {
+static te_result te__bucket_send_slices(te__bucket *b, te_dtype format, te_tensor *const *grads, te_result result) {
     te__dp_unit *u = b->unit;
     te_ctx *te = u->module->te;
-    const te_dtype format = te__bucket_format(b);
     const te__collective kind = format == TE_F32 ? TE__REDUCE_SCATTER : TE__ALL_TO_ALL;
     te_tensor *rows = NULL, *own = NULL;
     if (result == TE_OK) {
@@ -318,6 +364,7 @@ static te_result te__bucket_begin(te__bucket *b) {
     te__dp_unit *u = b->unit;
     te_ctx *te = u->module->te;
     te_tensor **grads, *flat = NULL;
+    te_dtype format;
     te_result result = TE_OK;
     b->done = true;
     b->lacks = false;
@@ -341,12 +388,15 @@ static te_result te__bucket_begin(te__bucket *b) {
         result = te__refuse_capture(te, "the exchange of a parameter's gradient, which this rank does not have,",
                                     "let each pass reach all trained parameters of a unit, or freeze the others "
                                     "(te_tensor_set_requires_grad)");
-    if (!u->set) {
-        flat = result == TE_OK ? te__bucket_flat(te, b, te__bucket_format(b), grads) : NULL;
+    format = te__bucket_format(b);
+    if (!u->set && te__bucket_is_summed(b, format))
+        result = te__bucket_send_sums(b, format, grads, result);
+    else if (!u->set) {
+        flat = result == TE_OK ? te__bucket_flat(te, b, format, grads) : NULL;
         if (result == TE_OK && !flat) result = te_error_code(te);
         result = te__flight_begin(&b->flight, u->desc.group, TE__ALL_REDUCE, flat, NULL, result);
     } else
-        result = te__bucket_send_slices(b, grads, result);
+        result = te__bucket_send_slices(b, format, grads, result);
     if (result == TE_OK && u->set && !te->warming) result = te__bucket_drop_gradients(b);
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
@@ -364,7 +414,8 @@ static te_result te__bucket_land(te__bucket *b, te_result result) {
     te__frame_begin(te);
     te->tape.no_grad++;
     if (result == TE_OK) result = te__flight_land(&b->flight);
-    if (result == TE_OK && !u->set) result = te__bucket_spread(b, b->flight.x, 1.0f / divisor);
+    if (result == TE_OK && !u->set)
+        result = te__bucket_spread(b, b->flight.x, b->sums && b->mean ? 1.0f : 1.0f / divisor);
     else if (result == TE_OK && !te->warming) result = te__bucket_keep_slices(b, b->flight.out, divisor);
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);

@@ -17,6 +17,9 @@ typedef struct te__bucket {
     bool lacks;       /* this rank lacks a gradient */
     te_dtype *had;    /* [n] while the exchange is under way: formats of this rank's gradients; TE_DTYPE_NONE: there is
                        * none. Else NULL */
+    te_tensor **sums; /* [n + 1] while tensors are summed in place: references; the last one has a number for each
+                       * parameter, 0 if no rank has its gradient. Else NULL */
+    bool mean;        /* they become means */
     te__flight flight;
 } te__bucket;
 
@@ -240,7 +243,13 @@ static te_result te__units_meet_recipes(te__dp_unit *u) {
 }
 
 static void te__bucket_drop(te__bucket *b) {
+    int i;
     te__flight_drop(&b->flight);
+    for (i = 0; i < b->n && b->sums; i++)
+        if (b->list[i]->var) b->list[i]->var->flying = false;
+    for (i = 0; i <= b->n && b->sums; i++) te_tensor_release(b->sums[i]);
+    te__free(b->unit->module->te, b->sums);
+    b->sums = NULL;
     te__free(b->unit->module->te, b->had);
     b->had = NULL;
 }

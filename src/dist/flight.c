@@ -163,6 +163,14 @@ static te_result te__flight_exchange(te__flight *f, te_group *group, te_tensor *
                                      te_result result) {
     return te__flight_start(f, group, TE__ALL_TO_ALL, x, out, to, from, result);
 }
+/* Begins te__sums. The caller keeps the tensors until the flight has landed. On failure `f` is empty. */
+static te_result te__flight_sums(te__flight *f, te_group *group, te_tensor *const *x, int n, bool mean,
+                                 te_result result) {
+    result = te__flight_opens(f, group, result);
+    result = te__flight_closes(f, group, te__sums(group, x, n, mean, result));
+    if (result != TE_OK) te__flight_drop(f);
+    return result;
+}
 /* Begins te__pass. The caller keeps the tensors until the flight has landed. On failure `f` is empty. */
 static te_result te__flight_pass(te__flight *f, te_group *group, te_tensor *const *out, int to, te_tensor *const *in,
                                  int from, int n, te_result result) {

@@ -34,6 +34,9 @@ struct te_group {
     /* Sends out[0] to out[n - 1] to rank `to` and receives in[0] to in[n - 1] from rank `from`, all at once. All ranks
      * of the group make the call. If one refuses it, all fail. NULL: te__pass calls te_send and te_recv. */
     te_result (*pass)(void *user, te_ctx *te, te_tensor *const *out, int to, te_tensor *const *in, int from, int n);
+    /* Replaces x[0] to x[n - 1], of one format that needs no f32 between the ranks (te__sum_widens), by their sums over
+     * the ranks, all at once. `mean`: divided by the number of ranks, a power of two. NULL: there is no such call. */
+    te_result (*sums)(void *user, te_ctx *te, te_tensor *const *x, int n, bool mean);
     /* Makes later collectives queue on `s` in place of the context's own stream; NULL: on that again. queue_on itself
      * may be NULL: the group queues on the context's own stream alone, or on none. */
     void (*queue_on)(void *user, te__stream *s);
@@ -284,13 +287,15 @@ typedef struct te__group_call {
     int peer, from, n;             /* peer: the root, the destination or the source. from: the source of TE__PASS */
     te_tensor *const *x, *const *out; /* [n] */
     const int64_t *send, *recv;    /* [the number of ranks], of TE__ALL_TO_ALL */
+    bool all, mean;                /* TE__ALL_REDUCE of all `out` at once: te_group.sums */
 } te__group_call;
 static te_result te__group_run(te_group *group, const te__group_call *c) {
     const te_group_desc *is = &group->is;
     te_tensor *x = c->x ? c->x[0] : NULL, *out = c->out ? c->out[0] : NULL;
     te_ctx *te = group->te;
     switch (c->kind) {
-    case TE__ALL_REDUCE: return is->all_reduce(is->user, te, out, c->op);
+    case TE__ALL_REDUCE:
+        return c->all ? group->sums(is->user, te, c->out, c->n, c->mean) : is->all_reduce(is->user, te, out, c->op);
     case TE__ALL_GATHER: return is->all_gather(is->user, te, x, out);
     case TE__REDUCE_SCATTER: return is->reduce_scatter(is->user, te, x, out);
     case TE__BROADCAST: return is->broadcast(is->user, te, out, c->peer);
@@ -403,6 +408,31 @@ TE_API te_result te_all_reduce(te_group *group, te_tensor *x, te_reduce_op op) {
     te__touch(x);
     return te__report_collective(group, TE__ALL_REDUCE,
                                  (2 * (n - 1) * (uint64_t)te_tensor_bytes(x) + n - 1) / n, r);
+}
+
+/* Calls te_group.sums, which is not NULL. All ranks make the call. `result`: an error of this rank from before, which
+ * it tells the others. */
+static te_result te__sums(te_group *group, te_tensor *const *x, int n, bool mean, te_result result) {
+    const uint64_t size = (uint64_t)te__group_size(group);
+    te__group_call c = TE_ZERO;
+    uint64_t bytes = 0;
+    int i;
+    for (i = 0; i < n && result == TE_OK; i++) {
+        result = te__want_shared(group, TE__ALL_REDUCE, "x", x[i]);
+        if (result == TE_OK) result = te__want_reducible(TE__ALL_REDUCE, x[i], TE_REDUCE_SUM);
+        if (result == TE_OK) result = te__group_captures(group, TE__ALL_REDUCE, NULL, x[i]);
+        if (result == TE_OK) bytes += (uint64_t)te_tensor_bytes(x[i]);
+    }
+    if (result != TE_OK) return te__refuse(group, TE__ALL_REDUCE, result);
+    if (te__is_alone(group)) return TE_OK;
+    c.kind = TE__ALL_REDUCE;
+    c.out = x;
+    c.n = n;
+    c.all = true;
+    c.mean = mean;
+    result = te__group_call_one(group, &c, NULL, NULL);
+    for (i = 0; i < n; i++) te__touch(x[i]);
+    return te__report_collective(group, TE__ALL_REDUCE, (2 * (size - 1) * bytes + size - 1) / size, result);
 }
 
 TE_API te_result te_all_gather(te_group *group, const te_tensor *x, te_tensor *out) {

@@ -33,6 +33,7 @@ enum {
     TE__NCCL_BF16 = 9,
     TE__NCCL_SUM = 0,
     TE__NCCL_MAX = 2,
+    TE__NCCL_AVG = 4, /* divides before it adds */
     TE__NCCL_NO_COLOR = -1
 };
 

@@ -61,7 +61,7 @@ typedef struct te__nccl_call {
     size_t count; /* elements of `dtype`; te_all_to_all: bytes of a line */
     int dtype, op, peer;
     const int64_t *send_counts, *recv_counts;
-    te_tensor *const *outs, *const *ins; /* te__pass: `peer` gets `outs`, and `from` sends `ins` */
+    te_tensor *const *outs, *const *ins; /* te__pass: `peer` gets `outs`, and `from` sends `ins`; te__sums: `outs` */
     int n, from;
 } te__nccl_call;
 
@@ -296,10 +296,25 @@ static te__nccl_result te__nccl_pass_on(te__nccl_comm *comm, const te__nccl_call
     return r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS ? end : r;
 }
 
+/* Sums tensors over the ranks. NCCL makes one kernel of them. */
+static te__nccl_result te__nccl_sum_list(te__nccl_comm *comm, const te__nccl_call *c, void *stream) {
+    te__nccl_result r = te__nccl.GroupStart(), end;
+    int i;
+    for (i = 0; i < c->n && (r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS); i++) {
+        void *x = te__data(c->outs[i]);
+        const size_t count = (size_t)te__numel(c->outs[i]);
+        if (count) r = te__nccl.AllReduce(x, x, count, c->dtype, c->op, comm, stream);
+    }
+    end = te__nccl.GroupEnd();
+    return r == TE__NCCL_SUCCESS || r == TE__NCCL_IN_PROGRESS ? end : r;
+}
+
 static te__nccl_result te__nccl_issue(te__nccl_rank *me, te__nccl_comm *comm, const te__nccl_call *c,
                                       void *stream) {
     switch (c->kind) {
-    case TE__ALL_REDUCE: return te__nccl.AllReduce(c->x, c->out, c->count, c->dtype, c->op, comm, stream);
+    case TE__ALL_REDUCE:
+        if (c->n) return te__nccl_sum_list(comm, c, stream);
+        return te__nccl.AllReduce(c->x, c->out, c->count, c->dtype, c->op, comm, stream);
     case TE__ALL_GATHER: return te__nccl.AllGather(c->x, c->out, c->count, c->dtype, comm, stream);
     case TE__REDUCE_SCATTER: return te__nccl.ReduceScatter(c->x, c->out, c->count, c->dtype, c->op, comm, stream);
     case TE__BROADCAST: return te__nccl.Broadcast(c->x, c->out, c->count, c->dtype, c->peer, comm, stream);
@@ -378,6 +393,23 @@ static te_result te__nccl_all_reduce(void *user, te_ctx *te, te_tensor *x, te_re
     if (r == TE_OK && wide) r = te_tensor_copy(x, y);
     te__frame_end(te, NULL, 0);
     return r;
+}
+
+static te_result te__nccl_sums(void *user, te_ctx *te, te_tensor *const *x, int n, bool mean) {
+    te__nccl_rank *me = (te__nccl_rank *)user;
+    char what[TE__WHAT_TEXT];
+    te__nccl_call c = TE_ZERO;
+    int i;
+    (void)te;
+    c.kind = TE__ALL_REDUCE;
+    c.outs = x;
+    c.n = n;
+    c.dtype = te__nccl_dtype(x[0]->dtype);
+    c.op = mean ? TE__NCCL_AVG : TE__NCCL_SUM;
+    for (i = 0; i < n; i++) c.count += (size_t)te__numel(x[i]);
+    snprintf(what, sizeof what, "%s %s, %d tensors of %llu elements in all, %s", te__collective_name(c.kind),
+             te_dtype_name(x[0]->dtype), n, (unsigned long long)c.count, mean ? "mean" : "sum");
+    return te__nccl_run(me, &c, what);
 }
 
 static te_result te__nccl_reduce_scatter(void *user, te_ctx *te, const te_tensor *x, te_tensor *out) {

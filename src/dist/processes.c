@@ -148,6 +148,7 @@ static te_group *te__nccl_wrap(te__nccl_rank *me, const char *name,
     group->refuse = te__nccl_refuse;
     group->queue_on = te__nccl_queue_on;
     group->pass = te__nccl_pass_all;
+    if (te__nccl_blocks()) group->sums = te__nccl_sums; /* else each call of the list might return before its end */
     group->split = split;
     return group;
 }

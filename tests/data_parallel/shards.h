@@ -219,4 +219,52 @@ static TE_MAYBE_UNUSED void expect_states(rank_state *s, te_optimizer *got, te_m
         }
 }
 
+typedef struct uneven_case {
+    te_shard shard;
+    te_dtype dtype;
+} uneven_case;
+/* Ranks that reach different units exchange them in one order: each of two experts runs on one rank alone, or on none.
+ */
+static TE_MAYBE_UNUSED void uneven_rank(rank_state *s) {
+    const uneven_case *c = (const uneven_case *)s->arg;
+    const te_data_parallel_desc d = {.group = s->group, .shard = c->shard, .no_init_sync = true};
+    te_module *m[2];
+    te_optimizer *adam[2];
+    for (int k = 0; k < 2; k++) {
+        m[k] = te_module_create(s->te, &chain, "experts");
+        te_seed(s->te, 9);
+        for (int i = 0; i < 4; i++) {
+            char name[16];
+            snprintf(name, sizeof name, "%d", i);
+            te_module *x = te_module_add_child(
+                m[k], name,
+                te_linear_create(
+                    s->te, &(te_linear_desc){.in_features = 24, .out_features = 24, .gemm.params_dtype = c->dtype}));
+            if (k) EXPECT(s, te_fsdp_unit(x, &d) == TE_OK);
+        }
+        if (k)
+            EXPECT(s, te_fsdp_unit(m[k], &d) == TE_OK);
+        else
+            EXPECT(s, te_data_parallel(m[k], &(te_data_parallel_desc){.group = s->group}) == TE_OK);
+        adam[k] = te_fused_adam_create(s->te, m[k], &(te_fused_adam_desc){.lr = 1e-2f});
+    }
+    for (int step = 0; step < 4; step++)
+        for (int k = 0; k < 2; k++) {
+            te_scope_begin(s->te);
+            te_seed(s->te, 70 + (uint64_t)(step * s->size + s->rank));
+            te_tensor *x = te_tensor_normal(s->te, c->dtype, SHAPE(8, 24), 0, 1);
+            for (int i = 0; i < 3;
+                 i++) /* the first on all ranks; in turn, the second and the third on some; the last on none */
+                if (i == 0 || (s->rank + step) % 3 == i) x = te_forward(te_module_child(m[k], i), x);
+            EXPECT(s, te_backward(te_mean_all(te_activate(x, TE_GELU, NULL))) == TE_OK &&
+                          te_optimizer_step(adam[k]) == TE_OK);
+            te_scope_end(s->te);
+        }
+    expect_same(s, m[1], m[0], 0);
+    for (int k = 0; k < 2; k++) {
+        te_optimizer_destroy(adam[k]);
+        te_module_destroy(m[k]);
+    }
+}
+
 #endif /* TE_TEST_SHARDS_H_INCLUDED */

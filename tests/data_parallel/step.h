@@ -85,6 +85,7 @@ static TE_MAYBE_UNUSED double forward_peak_of(const step_case *c) {
  * weights of 16 bits. 4: the rows that a unit's exchange sends, and those that it receives. */
 static TE_MAYBE_UNUSED double peak_of(const step_case *c, int ranks) {
     const double n = ranks, b = STEP_BLOCKS, gradient = 2, slice = gradient / n, ahead = step_gathered(c);
+    if (c->shard == TE_SHARD_NONE && c->flights && ranks == 2) return b * gradient; /* NCCL sums them where they are */
     if (c->shard == TE_SHARD_NONE) return b * gradient + (c->flights ? 2 : 1) * (ranks == 2 ? 2 : 4);
     if (c->stay) /* the first unit of the pass; the third, with the exchanges of two units before it under way */
         return c->flights ? (b - 2) * STEP_WHOLE + 8 + gradient : (b - 1) * STEP_WHOLE + gradient + 4;

@@ -337,6 +337,33 @@ TE_TEST(gpu_memory_of_ranks) {
     for (int size = 2; size <= 4; size += 2) memory_of(size, "101112136282");
 }
 
+/* Gradients that some ranks lack: NCCL sums those of whole units where they are, and gives those of slices to their
+ * ranks. Both have the same bits. */
+static void uneven_as_process(process_rank *p) {
+    rank_state s = {0};
+    s.te = p->te, s.group = p->group, s.rank = p->rank, s.size = p->size;
+    for (int i = 0; i < 4; i++) {
+        const uneven_case c = {i % 2 ? TE_SHARD_OPTIMIZER : TE_SHARD_NONE, i / 2 ? TE_BF16 : TE_F32};
+        s.arg = &c;
+        uneven_rank(&s);
+    }
+    fprintf(p->out, "%s%d %s", s.wrong || !te_ok(p->te) ? "WRONG " : "right ", s.wrong, s.wrong ? s.what : te_error(p->te));
+}
+static void uneven_ranks(int size) {
+    test_case("%d ranks", size);
+    run_processes("uneven", size);
+    for (int i = 0; i < size; i++) CHECK_MSG(!strncmp((const char *)processes[i].said, "right", 5), "rank %d: %s", i, (const char *)processes[i].said);
+}
+TE_TEST(units_that_not_all_processes_reach) {
+    prepare_processes();
+    for (int size = 2; size <= 3; size++) uneven_ranks(size);
+}
+TE_TEST(gpu_units_that_not_all_processes_reach) {
+    const char *why = no_nccl();
+    if (why) SKIP(why);
+    uneven_ranks(2);
+}
+
 static const process_part parts[] = {
-    {"shards", train_as_process}, {"graph_step", train_by_graphs}, {"step", step_as_process}};
+    {"shards", train_as_process}, {"graph_step", train_by_graphs}, {"step", step_as_process}, {"uneven", uneven_as_process}};
 __attribute__((constructor)) static void become_one_of_them(void) { become_a_rank(parts, COUNT(parts)); }

@@ -277,54 +277,11 @@ TE_TEST(shards_take_values_of_the_program) {
     run_ranks(4, values_rank, NULL);
 }
 
-/* Ranks that reach different units exchange them in one order: each of two experts runs on one rank alone, or on none.
- */
-static void uneven_rank(rank_state *s) {
-    const te_shard shard = *(const te_shard *)s->arg;
-    const te_data_parallel_desc d = {.group = s->group, .shard = shard, .no_init_sync = true};
-    te_module *m[2];
-    te_optimizer *adam[2];
-    for (int k = 0; k < 2; k++) {
-        m[k] = te_module_create(s->te, &chain, "experts");
-        te_seed(s->te, 9);
-        for (int i = 0; i < 4; i++) {
-            char name[16];
-            snprintf(name, sizeof name, "%d", i);
-            te_module *x = te_module_add_child(
-                m[k], name,
-                te_linear_create(
-                    s->te, &(te_linear_desc){.in_features = 24, .out_features = 24, .gemm.params_dtype = TE_F32}));
-            if (k) EXPECT(s, te_fsdp_unit(x, &d) == TE_OK);
-        }
-        if (k)
-            EXPECT(s, te_fsdp_unit(m[k], &d) == TE_OK);
-        else
-            EXPECT(s, te_data_parallel(m[k], &(te_data_parallel_desc){.group = s->group}) == TE_OK);
-        adam[k] = te_fused_adam_create(s->te, m[k], &(te_fused_adam_desc){.lr = 1e-2f});
-    }
-    for (int step = 0; step < 4; step++)
-        for (int k = 0; k < 2; k++) {
-            te_scope_begin(s->te);
-            te_seed(s->te, 70 + (uint64_t)(step * s->size + s->rank));
-            te_tensor *x = te_tensor_normal(s->te, TE_F32, SHAPE(8, 24), 0, 1);
-            for (int i = 0; i < 3;
-                 i++) /* the first on all ranks; in turn, the second and the third on some; the last on none */
-                if (i == 0 || (s->rank + step) % 3 == i) x = te_forward(te_module_child(m[k], i), x);
-            EXPECT(s, te_backward(te_mean_all(te_activate(x, TE_GELU, NULL))) == TE_OK &&
-                          te_optimizer_step(adam[k]) == TE_OK);
-            te_scope_end(s->te);
-        }
-    expect_same(s, m[1], m[0], 0);
-    for (int k = 0; k < 2; k++) {
-        te_optimizer_destroy(adam[k]);
-        te_module_destroy(m[k]);
-    }
-}
 TE_TEST(shards_of_units_that_not_all_ranks_reach) {
     for (int shard = TE_SHARD_NONE; shard <= TE_SHARD_OPTIMIZER; shard++)
         for (int size = 2; size <= 4; size++) {
-            const te_shard arg = (te_shard)shard;
-            test_case("%d ranks, shard %d", size, shard);
+            const uneven_case arg = {(te_shard)shard, size == 3 ? TE_BF16 : TE_F32};
+            test_case("%d ranks, shard %d, %s", size, shard, te_dtype_name(arg.dtype));
             run_ranks(size, uneven_rank, &arg);
         }
 }

@@ -14,7 +14,7 @@
  * and goes on while ncclCommGetAsyncError is called. ncclCommAbort of another thread ends a call, or one that begins;
  * in a group, as in NCCL since 2.22, it leaves the communicator to that call until ncclGroupEnd. Numbers of 16 bits are
  * rounded after each addition, as in NCCL, in the order of the ranks, or in another one, as NCCL over more than two
- * ranks. ncclSend ends when its bytes have been received.
+ * ranks. ncclSend ends when its bytes have been received. An all-reduce in a group computes at once.
  *
  *     TE_NCCL_STAND_IN_DIR       where the mapped files lie; default /tmp
  *     TE_NCCL_STAND_IN_VERSION   what ncclGetVersion says; default 23207
@@ -32,7 +32,7 @@
 #include <unistd.h>
 
 enum { SUCCESS = 0, SYSTEM_ERROR = 2, INTERNAL_ERROR = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
-enum { U8 = 1, I32 = 2, I64 = 4, F16 = 6, F32 = 7, BF16 = 9, SUM = 0, MAXIMUM = 2 };
+enum { U8 = 1, I32 = 2, I64 = 4, F16 = 6, F32 = 7, BF16 = 9, SUM = 0, MAXIMUM = 2, AVERAGE = 4 };
 enum { MAX_SIZE = 16, SLOT = 1 << 20, PARCEL = 1 << 18, MAX_COMMS = 4096, MAX_P2P = 64 };
 
 typedef enum kind { ALL_REDUCE = 1, ALL_GATHER, REDUCE_SCATTER, BROADCAST, SPLIT, P2P } kind;
@@ -340,7 +340,7 @@ static void combine(void *sum, const void *x, int dtype, int op, size_t n) {
             memcpy((char *)sum + 8 * i, &a, 8);
         } else {
             float a = get(sum, dtype, i), b = get(x, dtype, i);
-            put(sum, dtype, i, op == SUM ? a + b : isnan(a) || b > a ? b : a);
+            put(sum, dtype, i, op != MAXIMUM ? a + b : isnan(a) || b > a ? b : a);
         }
     }
 }
@@ -406,6 +406,8 @@ static void go_on(comm *c) {
         mine->is = c->is;
         size_t bytes = posted_count(c) * size_of((int)c->is.dtype);
         if (bytes) memcpy(mine->data, c->x, bytes);
+        for (size_t k = 0; c->is.op == AVERAGE && k < (size_t)c->is.count; k++) /* as NCCL does, before it adds */
+            put(mine->data, (int)c->is.dtype, k, get(mine->data, (int)c->is.dtype, k) / (float)c->size);
         store(&mine->posted, c->number);
         c->step = 1;
     }
@@ -512,12 +514,13 @@ static int begin(comm *c, notice n, const void *x, size_t x_count, void *out, si
     look_up(c, call);
     perhaps_die(call, c->rank);
     if (stream) misuse(call, "the stand-in has no streams");
-    if (depth) misuse(call, "te.h puts nothing but ncclSend and ncclRecv in groups");
+    if (depth && (n.kind != ALL_REDUCE || !c->blocks)) misuse(call, "of collectives, te.h puts all-reduces alone in groups");
     if (c->busy || c->state != READY) misuse(call, "the communicator is busy");
     if (!size) bad = "a format that te.h does not use";
     else if (n.count <= 0) bad = "no elements: te.h does not call NCCL for them";
     else if (x_bytes > SLOT || out_bytes > (size_t)SLOT * MAX_SIZE) bad = "the stand-in takes a megabyte at most";
-    else if (n.op != SUM && n.op != MAXIMUM) bad = "neither sum nor maximum";
+    else if (n.op != SUM && n.op != MAXIMUM && n.op != AVERAGE) bad = "neither sum, maximum nor average";
+    else if (n.op == AVERAGE && (n.kind != ALL_REDUCE || (n.dtype != F32 && n.dtype != BF16))) bad = "an average that te.h does not ask for";
     else if (n.root < 0 || n.root >= c->size) bad = "no such root";
     else if (!x || !out) bad = "a pointer is NULL";
     else if (!apart(x, x_bytes, out, out_bytes) &&

@@ -402,7 +402,8 @@ static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
 static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te_tensor *grad = v->grad, *own;
     te_result result;
-    if (!grad || v->flying || (te__tensor_is_alone(grad) && te__is_contiguous(grad) && !te__is_outside(grad->buffer))) return TE_OK;
+    if (!grad || v->flying) return TE_OK;
+    if (te__tensor_is_alone(grad) && te__is_contiguous(grad) && !te__is_outside(grad->buffer)) return TE_OK;
     te__frame_begin(te);
     own = grad->form ? grad->form->decode(grad, grad->dtype) : te__empty_like(grad, grad->dtype);
     result = own ? TE_OK : te_error_code(te);

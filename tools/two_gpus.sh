@@ -2,7 +2,7 @@
 # The figures that one GPU cannot give, in three parts of less than ten minutes each: two_gpus.sh 1|2|3 [SECONDS], from the repository's root.
 #
 #     1   correctness and bandwidth: each collective by size, beside torch.distributed; a gather of weights in FP8 and in BF16; a data-parallel pass as a
-#         graph; the tests of processes and of parallel forms, each rank on a GPU of its own; the examples in two ranks against one       (220 s)
+#         graph; the tests of processes and of parallel forms, each rank on a GPU of its own; the examples in two ranks against one       (400 s)
 #     2   scaling, beside one GPU: a pass and a step with gradients and parameters in shards; a Llama of 1.5 G beside FSDP2; train_gpt; ranks that share
 #         layers, sequences, experts                                                                                                   (250 s)
 #     3   size: a Llama of 8 G in shards, layers checkpointed; peak memory against the formula                                          (120 s)
@@ -104,7 +104,8 @@ bench() { TE_BENCH_COMMIT=$(cat "$build/commit" 2>/dev/null || git describe --al
 
 # Every case of processes on GPUs, a killed rank and steps as graphs among them, and the forms that threads test on devices.
 tests() {
-    local words=("nccl.gpu_" "shard_processes.gpu_" "overlap.gpu_" "parallel_on_devices [cuda:0]" "shards_equal_whole_on_devices [cuda:0]"
+    local words=("nccl.gpu_" "shard_processes.gpu_" "overlap.gpu_" "killed.gpu_" "starving_process.gpu_" "gpu_context_over_processes" "gpu_experts_over_processes"
+        "gpu_tensor_parallel_over_processes" "gpu_products_beside_in_a_graph" "parallel_on_devices [cuda:0]" "shards_equal_whole_on_devices [cuda:0]"
         "context_parallel_equals_one_rank [cuda:0]" "context_parallel_trains_a_layer [cuda:0]")
     [ -z "$DRY" ] || words=("overlap.gpu_overlap")
     [ "$DRY" != cpu ] || words=("nccl.layout" "overlap_of_processes")
@@ -141,7 +142,7 @@ case $part in
     row bandwidth 10 info
     with_torch torch-bandwidth 20 bandwidth
     row gather-and-graph 15 bench gather graph
-    row tests 110 tests
+    row tests 280 tests
     row examples 40 examples
     ;;
 2)

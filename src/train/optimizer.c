@@ -342,8 +342,9 @@ static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__o
     te__shard_set *set;
     int at = -1;
     if (word < 0) return te_error_code(opt->te);
-    /* their parts come first, since te__opt_after reads the versions that they set */
-    while (!part && (set = te__opt_next_set(opt, &at, true)) != NULL)
+    /* their parts come first, since te__opt_after reads the versions that they set; also of those that a later step of
+     * the capture is the first one to need */
+    while (!part && (set = te__opt_next_set(opt, &at, false)) != NULL)
         if (te__shards_capture(set) != TE_OK) return TE_ERR_OUT_OF_MEMORY;
     if (!part) {
         part = te__graph_add_part(g, opt, sizeof(te__opt_steps) + (size_t)opt->num_params * sizeof(bool));

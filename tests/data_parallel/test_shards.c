@@ -536,6 +536,52 @@ TE_TEST_DEVICES(graphs_of_shards_refuse) {
     nested = NULL;
     te_module_destroy(outer);
 }
+/* Two steps of one optimizer in a graph: the second one is the first to need the second unit, whose masters stay those
+ * of the launches all the same. */
+static void step_by_turns(te_module *m, te_optimizer *adam, te_tensor *x) {
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = 0; i < 2; i++)
+            te_fsdp_set_state(te_module_child(m, i), (te_fsdp_state){.reshard_after_backward = true,
+                                                                     .requires_gradient_sync = i == turn});
+        te_tensor *y = te_activate(te_forward(te_module_child(m, turn), x), TE_GELU, NULL);
+        CHECK_EQ_INT(te_backward(te_mean_all(y)), TE_OK);
+        CHECK_EQ_INT(te_optimizer_step(adam), TE_OK);
+        te_module_zero_grad(m);
+    }
+}
+TE_TEST_DEVICES(graph_of_two_steps_of_shards) {
+    float master[2][2][16 * 16];
+    for (int graph = 0; graph < 2; graph++) {
+        te_module *m = te_sequential_create(te, NULL, 0);
+        te_seed(te, 5);
+        for (int i = 0; i < 2; i++) {
+            te_linear_desc d = {.in_features = 16, .out_features = 16, .gemm.params_dtype = TE_BF16};
+            te_module *fc = te_module_add_child(m, i ? "b" : "a", te_linear_create(te, &d));
+            CHECK_EQ_INT(te_fsdp_unit(fc, &(te_data_parallel_desc){.shard = TE_SHARD_PARAMETERS}), TE_OK);
+        }
+        te_optimizer *adam = te_fused_adam_create(te, m, &(te_fused_adam_desc){.lr = 1e-4f}); /* less than bf16 holds */
+        te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(8, 16), 0, 1);
+        step_by_turns(m, adam, x);
+        te_graph *g = NULL;
+        if (graph) {
+            CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+            step_by_turns(m, adam, x);
+            g = te_graph_end(te);
+        }
+        for (int i = 0; i < 4; i++) {
+            if (graph) CHECK_EQ_INT(te_graph_launch(g), TE_OK);
+            else step_by_turns(m, adam, x);
+        }
+        for (int i = 0; i < 2; i++) {
+            te_tensor *weight = te_module_parameter(te_module_child(m, i), "weight");
+            te_tensor_to_f32(te_optimizer_state(adam, weight, "master_param", NULL), master[graph][i]);
+        }
+        te_graph_destroy(g);
+        te_optimizer_destroy(adam);
+        te_module_destroy(m);
+    }
+    CHECK_BYTES("masters", master[1], master[0], sizeof master[0]);
+}
 /* A group of threads queues nothing. */
 static void captures_in_threads(rank_state *s) {
     te_tensor *x = te_tensor_full(s->te, TE_BF16, SHAPE(32, 32), 1);

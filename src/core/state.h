@@ -456,6 +456,8 @@ typedef struct te__graph_part {
     void (*after)(te_graph *g, void *owner, void *data);
     void (*captured)(te_graph *g, void *owner, void *data); /* called when the capture has ended: undoes the changes to
                                                              * `owner`, because the recorded operations have not run */
+    void (*failed)(te_graph *g, void *owner, te_result result); /* a launch has failed, maybe before it reached the
+                                                                 * device; NULL: nobody needs to know */
 } te__graph_part;
 
 /* The size of a graph's state, in 8-byte words of device memory. The host writes them before each launch. Words 0 and 1

@@ -356,6 +356,11 @@ static te_result te__group_no_launch(te_graph *g, void *owner, void *data) {
     return TE_OK;
 }
 static void te__group_launched(te_graph *g, void *owner, void *data) { (void)g, (void)owner, (void)data; }
+/* The launch of this rank may have failed before its first collective, for which the others wait. */
+static void te__group_launch_failed(te_graph *g, void *owner, te_result result) {
+    (void)g;
+    te__refuse((te_group *)owner, TE__BETWEEN, result);
+}
 static te_result te__group_record(te_group *group, const te__group_call *c) {
     te_ctx *te = group->te;
     te__call *r = te__call_add(te);
@@ -366,6 +371,7 @@ static te_result te__group_record(te_group *group, const te__group_call *c) {
         if (!part) return TE_ERR_OUT_OF_MEMORY;
         part->before = te__group_no_launch;
         part->after = part->captured = te__group_launched;
+        part->failed = te__group_launch_failed;
     }
     te__group_keep(group, c, NULL, &used);
     r->args_bytes = used;

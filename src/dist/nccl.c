@@ -215,6 +215,11 @@ static void te__nccl_after_launch(te_graph *g, void *owner, void *data) {
     te__member_end(me->store, &me->member);
 }
 static void te__nccl_captured(te_graph *g, void *owner, void *data) { (void)g, (void)owner, (void)data; }
+/* The others have launched the graph, or will: they would wait for this rank. */
+static void te__nccl_launch_failed(te_graph *g, void *owner, te_result result) {
+    te__nccl_rank *me = (te__nccl_rank *)owner;
+    if (!te__member_failed(me->store, &me->member, NULL)) te__nccl_refuse(me, g->te, TE__BETWEEN, -1, result);
+}
 static te_result te__nccl_capture(te__nccl_rank *me) {
     te_graph *g = me->te->capture;
     te__graph_part *part;
@@ -224,6 +229,7 @@ static te_result te__nccl_capture(te__nccl_rank *me) {
     part->before = te__nccl_before_launch;
     part->after = te__nccl_after_launch;
     part->captured = te__nccl_captured;
+    part->failed = te__nccl_launch_failed;
     return TE_OK;
 }
 

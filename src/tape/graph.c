@@ -267,6 +267,8 @@ TE_API te_result te_graph_launch(te_graph *g) {
     te__floats_end(&floats);
     if (result != TE_OK) {
         te__step_fails(te);
+        for (i = 0; i < g->num_parts; i++)
+            if (g->parts[i].failed) g->parts[i].failed(g, g->parts[i].owner, result);
         return result;
     }
     if (te__graph_steps(g)) te__step_ends(te);

@@ -289,6 +289,39 @@ TE_TEST(gpu_step_is_a_graph) {
     step_is_a_graph(4, "10 11 12 61 62"); /* they take turns on the GPU, so that their collectives are slow */
 }
 
+/* A rank whose launch fails before its first collective: the others, which wait for it there, end with its error. */
+static void launch_starves(process_rank *p) {
+    rank_state s = {.te = p->te, .group = p->group, .rank = p->rank, .size = p->size};
+    const shard_case c = {.num = &numbers[1], .width = 16, .inner = 32};
+    te_module *m = make_model(p->te, &c);
+    make_units(&s, m, &c, TE_SHARD_PARAMETERS);
+    te_tensor *x = te_tensor_full(p->te, TE_BF16, SHAPE(4, 16), 1);
+    EXPECT(&s, te_backward(te_mean_all(te_forward(m, x))) == TE_OK);
+    te_module_zero_grad(m);
+    EXPECT(&s, te_graph_begin(p->te) == TE_OK);
+    EXPECT(&s, te_backward(te_mean_all(te_forward(m, x))) == TE_OK);
+    te_graph *g = te_graph_end(p->te);
+    EXPECT(&s, te_graph_launch(g) == TE_OK);
+    EXPECT(&s, te_fsdp_unshard(m) == TE_OK); /* a launch copies to the slices what the program has written */
+    EXPECT(&s, te_tensor_fill(te_module_parameter(te_module_child(m, 0), "bias"), 0.5) == TE_OK);
+    if (p->rank) p->fail_at = p->requests + 1;
+    const te_result result = te_graph_launch(g);
+    p->fail_at = 0;
+    EXPECT(&s, result == (p->rank ? TE_ERR_OUT_OF_MEMORY : TE_ERR_STATE));
+    fprintf(p->out, "%s%s", s.what, te_error(p->te));
+    te_clear_error(p->te);
+    for (int i = 0; p->rank && i < 100; i++) usleep(10000); /* what the other hears is not that this rank has left */
+    te_graph_destroy(g);
+    te_module_destroy(m);
+}
+TE_TEST(launch_fails_on_one_rank) {
+    prepare_processes();
+    run_processes("launch_starves", 2);
+    CHECK_MSG(strstr((const char *)processes[0].said, "failed in its own work: out of host memory"), "rank 0: %s",
+              (const char *)processes[0].said);
+    CHECK_MSG(!strncmp((const char *)processes[1].said, "out of ", 7), "rank 1: %s", (const char *)processes[1].said);
+}
+
 /* The bytes on the way, and the peaks of a rank's memory, are those of the formulas. TE_TEST_ARG: pairs of the kind of
  * numbers and the way to shard; 3: parameters that stay. */
 static void step_as_process(process_rank *p) {
@@ -365,5 +398,9 @@ TE_TEST(gpu_units_that_not_all_processes_reach) {
 }
 
 static const process_part parts[] = {
-    {"shards", train_as_process}, {"graph_step", train_by_graphs}, {"step", step_as_process}, {"uneven", uneven_as_process}};
+    {"shards", train_as_process},
+    {"graph_step", train_by_graphs},
+    {"launch_starves", launch_starves},
+    {"step", step_as_process},
+    {"uneven", uneven_as_process}};
 __attribute__((constructor)) static void become_one_of_them(void) { become_a_rank(parts, COUNT(parts)); }

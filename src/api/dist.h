@@ -25,8 +25,8 @@
  *   - before the first attention of a module under context parallelism
  *   - before the first call of experts that ranks share, and the first one after te_set_max_dispatch_tokens
  *   - before the first call of a CausalLM with tp_group
- *   - before the first exchange of gradients of a model's units (api/sharding.h): the recipe of its calls with a
- *     backward pass
+ *   - before the first exchange of gradients of a model's units (api/sharding.h), twice: which parameters have a
+ *     main_grad, and the recipe of the model's calls with a backward pass
  *   - with TE_DEBUG_SYNC=1 on all ranks, before every such GEMM, attention and call
  *   - never in a capture
  *

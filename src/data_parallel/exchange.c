@@ -9,11 +9,6 @@
 
 /* ---- the exchange ---- */
 
-/* Returns the number by which the sums of the unit's gradients are divided. */
-static float te__unit_divisor(const te__dp_unit *u) {
-    return u->desc.gradient_divide_factor > 0.0f ? u->desc.gradient_divide_factor
-                                                 : (float)te__group_size(u->desc.group);
-}
 /* Returns whether products with 1 / divisor are exact. */
 static bool te__divides_exactly(float divisor) {
     int exponent;
@@ -28,7 +23,8 @@ static te_dtype te__bucket_format(const te__bucket *b) {
     const te_dtype dtype = b->n ? b->list[0]->dtype : TE_F32;
     int i;
     if (u->set ? !(u->desc.group && u->desc.group->is.all_to_all)
-               : dtype == TE_F16 || te__group_size(u->desc.group) != 2 || !te__divides_exactly(te__unit_divisor(u)))
+               : dtype == TE_F16 || te__group_size(u->desc.group) != 2 ||
+                     !te__divides_exactly(te__unit_divisor(&u->desc)))
         return TE_F32;
     for (i = 0; i < b->n; i++) {
         const te_tensor *x = b->list[i], *main_grad = te_tensor_main_grad(x);
@@ -377,7 +373,7 @@ static te_result te__bucket_begin(te__bucket *b) {
         result = te__unit_meets(u->module, &u->desc);
         u->met = result == TE_OK && !te->warming && !te->capture;
     }
-    if (result == TE_OK) result = te__units_meet_recipes(u);
+    if (result == TE_OK) result = te__units_meet_model(u);
     b->had = (te_dtype *)te__alloc_zero(te, (size_t)b->n * sizeof(te_dtype));
     grads = (te_tensor **)te__alloc_zero(te, (size_t)b->n * sizeof(te_tensor *));
     if (result == TE_OK && (!b->had || !grads)) result = TE_ERR_OUT_OF_MEMORY;
@@ -409,7 +405,7 @@ static te_result te__bucket_begin(te__bucket *b) {
 static te_result te__bucket_land(te__bucket *b, te_result result) {
     te__dp_unit *u = b->unit;
     te_ctx *te = u->module->te;
-    const float divisor = te__unit_divisor(u);
+    const float divisor = te__unit_divisor(&u->desc);
     if (!b->had) return result;
     te__frame_begin(te);
     te->tape.no_grad++;

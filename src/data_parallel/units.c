@@ -35,7 +35,7 @@ typedef struct te__dp_unit {
     bool reached; /* the last backward pass has written a gradient of the unit */
     bool chosen;  /* chosen by te__units_choose */
     bool met;     /* the ranks have compared the unit */
-    bool recipe_met; /* and the recipe under which its model has run */
+    bool model_met; /* and the main_grads of its model, and the recipe under which that has run */
     te_fsdp_state state;
     uint64_t exchanged_at; /* the value of te->writes after the last exchange */
     te__shard_set *set; /* desc.shard: the slices of this rank; or NULL */
@@ -177,6 +177,10 @@ static te_result te__units_list(te_ctx *te) {
 
 /* ---- comparing ---- */
 
+/* Returns the number by which the sums of a unit's gradients are divided. */
+static float te__unit_divisor(const te_data_parallel_desc *desc) {
+    return desc->gradient_divide_factor > 0.0f ? desc->gradient_divide_factor : (float)te__group_size(desc->group);
+}
 /* Ranks must have the parameters of a unit in common: each a name, a shape, a format. */
 typedef struct te__unit_facts {
     const te_module *module;
@@ -201,18 +205,19 @@ static void te__unit_add_facts(te__unit_facts *f, te_module *m) {
     }
     for (i = 0; i < m->num_children; i++) te__unit_add_facts(f, m->children[i]);
 }
-/* Checks that all ranks have the same unit m. Otherwise one rank would wait for bytes that no other sends. */
+/* Checks that all ranks have the same unit m, and choose the same collective for its gradients (te__bucket_format).
+ * Otherwise one rank would wait for bytes that no other sends. */
 static te_result te__unit_meets(te_module *m, const te_data_parallel_desc *desc) {
-    char what[384];
+    char what[448];
     te__unit_facts f = TE_ZERO;
     if (!te__group_compares(desc->group, false)) return TE_OK;
     f.module = m;
     te__unit_add_facts(&f, m);
     snprintf(what, sizeof(what),
              "unit \"%.100s\" with %lld parameters of %lld elements, whose names, shapes and formats have the checksum "
-             "%016llx; shard %d, bucket_cap_mb %g",
+             "%016llx; shard %d, bucket_cap_mb %g, sums divided by %.9g, a group with%s te_all_to_all",
              m->name, (long long)f.params, (long long)f.elements, (unsigned long long)f.hash, (int)desc->shard,
-             (double)desc->bucket_cap_mb);
+             (double)desc->bucket_cap_mb, (double)te__unit_divisor(desc), desc->group->is.all_to_all ? "" : "out");
     return te__group_compare(desc->group, what, TE_OK);
 }
 
@@ -222,23 +227,41 @@ static bool te__find_ran(void *user, te_module *m) {
     if (m->ran_sum && (!*ran || (!(*ran)->ran && m->ran))) *ran = m;
     return true;
 }
-/* Checks that all ranks have run the model of u under one recipe: gradients of different recipes are no sum of one
- * model. A rank that has run none of its products agrees. Once for all units of a model that share a group. */
-static te_result te__units_meet_recipes(te__dp_unit *u) {
+/* Checks that all ranks have main_grads of the same formats, which decide those of gradients on the way, and have run
+ * the model of u under one recipe: gradients of different recipes are no sum of one model. A rank that has run none of
+ * its products agrees with every recipe. Once for all units of a model that share a group. */
+static te_result te__units_meet_model(te__dp_unit *u) {
     te_ctx *te = u->module->te;
     te_module *root = (te_module *)te__root_of(u->module);
     const te_module *ran = NULL;
     te__dp_unit *other;
-    char what[256] = "", path[160], recipe[TE__RECIPE_TEXT];
+    char what[256], path[160], recipe[TE__RECIPE_TEXT];
+    uint64_t formats = 0;
     te_result result;
-    if (!te__group_compares(u->desc.group, u->recipe_met) || te->warming) return TE_OK;
+    int i, params = 0, wide = 0;
+    if (!te__group_compares(u->desc.group, u->model_met) || te->warming) return TE_OK;
+    for (other = te__sharding_of(te)->units; other; other = other->next)
+        for (i = 0; i < other->num_params && other->desc.group == u->desc.group &&
+                    te__root_of(other->module) == root; i++) {
+            const te_tensor *main_grad = te_tensor_main_grad(other->params[i]);
+            const int format = main_grad ? (int)main_grad->dtype : -1;
+            formats = te__hash64(&format, sizeof(format), formats);
+            wide += main_grad && main_grad->dtype == TE_F32;
+            params++;
+        }
+    snprintf(what, sizeof(what),
+             "gradients of \"%.40s\", where %d of %d parameters have a main_grad in f32; the formats of all main_grads "
+             "have the checksum %016llx", root->name, wide, params, (unsigned long long)formats);
+    result = te__group_compare(u->desc.group, what, TE_OK);
+    if (result != TE_OK) return result;
+    what[0] = 0;
     te_module_visit(root, te__find_ran, &ran);
     if (ran)
         snprintf(what, sizeof(what), "gradients of \"%.40s\", whose products run under %s in \"%s\"", root->name,
                  te__recipe_text(ran->ran, ran->ran_sum, recipe), te_module_path(ran, path, sizeof(path)));
     result = te__group_compare(u->desc.group, what, TE_OK);
     for (other = te__sharding_of(te)->units; other && result == TE_OK; other = other->next)
-        if (other->desc.group == u->desc.group && te__root_of(other->module) == root) other->recipe_met = true;
+        if (other->desc.group == u->desc.group && te__root_of(other->module) == root) other->model_met = true;
     return result;
 }
 

@@ -175,8 +175,9 @@ static void ahead_rank(rank_state *s) {
     }
     for (int step = 0; step < 6; step++) {
         static const int skips[] = {-1, -1, 1, -1, 2, -1};
-        const bool knows = step == 1, /* the order of the step before */
-            meets = step == 0;        /* ranks compare recipes in the first exchange, behind the last block's node */
+        const bool knows = step == 1; /* the order of the step before */
+        const int meets = step ? 0 : 2; /* ranks compare main_grads and recipes in the first exchange, behind the last
+                                         * block's node */
         for (int k = 0; k < 2; k++) EXPECT(s, ahead_step(s, &state[k], m[k], opt[k], step, skips[step]) == TE_OK);
         const int all = state[0].group.gathered;
         expect_same(s, m[0], m[1], 0);
@@ -184,7 +185,7 @@ static void ahead_rank(rank_state *s) {
             const int last = AHEAD_BLOCKS - 1;
             EXPECT(s, state[0].forward[i] == i + 1 + (knows && i < last));
             /* the first block's weight is not needed: nobody wants the gradient of its input */
-            EXPECT(s, state[0].backward[i] == AHEAD_BLOCKS + last - i + (knows && i == 1) + (meets && i < last));
+            EXPECT(s, state[0].backward[i] == AHEAD_BLOCKS + last - i + (knows && i == 1) + (i < last ? meets : 0));
             EXPECT(s, state[0].reduced[i] == last - i && state[1].reduced[i] == last - i); /* at once, also of one unit */
         }
         /* A unit that is not the next one after all, forward or backward, costs its bytes once more, once: 3 + 2 gather

@@ -442,13 +442,13 @@ static void traffic_rank(rank_state *s) {
         EXPECT(s, te_optimizer_step(opt) == TE_OK);
         if (kind == 0)
             EXPECT(s, near_bytes(count.reduced, 2 * elements) && count.scattered == 0 &&
-                          count.gathered == (TB_BLOCKS + 1) * 512 * s->size); /* ranks compare units that they have
-                                                                               * not met in, and recipes */
+                          count.gathered == (TB_BLOCKS + 2) * 512 * s->size); /* ranks compare units that they have
+                                                                               * not met in, main_grads and recipes */
         else {
             EXPECT(s, near_bytes(count.scattered, 4 * elements) &&
                           count.reduced <=
                               codes / 4 + 64); /* amaxes of weights: of MXFP8 one for each 32 codes of two copies */
-            EXPECT(s, near_bytes(count.gathered - 512 * s->size, kind == 1   ? bytes
+            EXPECT(s, near_bytes(count.gathered - 2 * 512 * s->size, kind == 1   ? bytes
                                                  : kind == 2 ? 2 * batches * bytes
                                                              : batches * bytes));
         }

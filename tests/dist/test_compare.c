@@ -122,14 +122,18 @@ static void different_units(rank_state *s) {
         bool whole, keeps;
         te_shard shard;
     } ways[] = {{true, false, TE_SHARD_NONE}, {false, false, TE_SHARD_OPTIMIZER}, {false, false, TE_SHARD_PARAMETERS}, {true, true, TE_SHARD_NONE}, {false, false, TE_SHARD_NONE}};
-    for (int i = 0; i < COUNT(ways) * 4; i++) {
-        const int what = i % 4; /* rank 1 has another width, another format, another bucket, a frozen bias */
-        const bool differs = s->rank == 1, early = ways[i / 4].shard || (ways[i / 4].whole && !ways[i / 4].keeps);
-        te_data_parallel_desc d = {.group = s->group, .shard = ways[i / 4].shard, .no_init_sync = ways[i / 4].keeps, .bucket_cap_mb = what == 2 && differs ? 3 : 0};
+    for (int i = 0; i < COUNT(ways) * 5; i++) {
+        const int what = i % 5; /* rank 1 has another width, another format, another bucket, a frozen bias, another divisor */
+        const bool differs = s->rank == 1, early = ways[i / 5].shard || (ways[i / 5].whole && !ways[i / 5].keeps);
+        te_data_parallel_desc d = {.group = s->group,
+                                   .shard = ways[i / 5].shard,
+                                   .no_init_sync = ways[i / 5].keeps,
+                                   .bucket_cap_mb = what == 2 && differs ? 3 : 0,
+                                   .gradient_divide_factor = what == 4 && differs ? 3 : 0};
         te_linear_desc linear = {.in_features = 8, .out_features = what == 0 && differs ? 24 : 16, .name = "fc", .gemm.params_dtype = what == 1 && differs ? TE_BF16 : TE_F32};
         te_module *m = te_linear_create(te, &linear);
         if (what == 3) te_tensor_set_requires_grad(te_module_parameter(m, "bias"), !differs);
-        te_result result = ways[i / 4].whole ? te_data_parallel(m, &d) : te_fsdp_unit(m, &d);
+        te_result result = ways[i / 5].whole ? te_data_parallel(m, &d) : te_fsdp_unit(m, &d);
         if (!early) {
             EXPECT(s, result == TE_OK);
             result = te_backward(te_mean_all(te_forward(m, te_tensor_full(te, linear.gemm.params_dtype, SHAPE(4, 8), 1))));
@@ -137,12 +141,36 @@ static void different_units(rank_state *s) {
         EXPECT(s, result == TE_ERR_STATE && says(s, "Rank 0: ", "unit \"fc\" with 2 parameters of 144 elements", "Rank 1: "));
         EXPECT(s, what != 0 || strstr(te_error(te), "2 parameters of 216 elements"));
         EXPECT(s, what != 2 || strstr(te_error(te), "bucket_cap_mb 3"));
+        EXPECT(s, what != 4 || (strstr(te_error(te), "divided by 2,") && strstr(te_error(te), "divided by 3,")));
         te_clear_error(te);
         te_module_destroy(m);
         EXPECT(s, te_barrier(s->group) == TE_OK);
     }
 }
 TE_TEST(compare_units_of_ranks) { run_ranks(2, different_units, NULL); }
+
+/* A main_grad in f32 decides in which format gradients travel: a rank that alone has one hears so, and so does a rank
+ * that has run none of the model's products. */
+static void different_main_grads(rank_state *s) {
+    te_ctx *te = s->te;
+    for (int shard = TE_SHARD_NONE; shard <= TE_SHARD_PARAMETERS; shard++) {
+        te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 16, .out_features = 16, .name = "fc", .gemm.params_dtype = TE_BF16});
+        te_tensor *w = te_module_parameter(m, "weight"), *x = te_tensor_full(te, TE_BF16, SHAPE(4, 16), 1);
+        EXPECT(s, te_fsdp_unit(m, &(te_data_parallel_desc){.group = s->group, .shard = (te_shard)shard}) == TE_OK);
+        for (int turn = 0; turn < 3; turn++) { /* rank 1 alone; rank 1 alone, and it runs no products; all */
+            if (s->rank || turn == 2) te_tensor_set_main_grad(w, te_tensor_zeros(te, TE_F32, SHAPE(16, 16)));
+            /* all must run what is gathered */
+            te_tensor *y = s->rank && turn == 1 && shard < TE_SHARD_PARAMETERS ? NULL : te_forward(m, x);
+            const te_result result = y ? te_backward(te_mean_all(y)) : te_fsdp_post_backward(m);
+            EXPECT(s, result == (turn == 2 ? TE_OK : TE_ERR_STATE));
+            EXPECT(s, turn == 2 || says(s, "Rank 0: gradients of \"fc\", where 0 of 2 parameters have a main_grad in f32", "where 1 of 2", "Rank 1: "));
+            te_clear_error(te);
+        }
+        te_module_destroy(m);
+        EXPECT(s, te_barrier(s->group) == TE_OK);
+    }
+}
+TE_TEST(compare_main_grads_of_data_ranks) { run_ranks(2, different_main_grads, NULL); }
 
 /* Data ranks that run plain weights under different recipes, or under other options of one, hear so in the first exchange,
  * of whatever units; ranks that run alike, or nothing, go on. */

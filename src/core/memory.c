@@ -306,6 +306,7 @@ static void te__buffer_list(te_ctx *te, te__buffer *b) {
 }
 
 static te__buffer *te__buffer_create(te_ctx *te, size_t bytes) {
+    te__arena *arena = te->capture ? te->capture->arena : NULL;
     te__buffer *b = (te__buffer *)te__alloc_zero(te, sizeof(te__buffer));
     if (!b) return NULL;
     b->te = te;
@@ -313,15 +314,14 @@ static te__buffer *te__buffer_create(te_ctx *te, size_t bytes) {
     b->bytes = bytes;
     b->version = 1;
     if (bytes) {
-        te__arena *arena = te->capture ? te->capture->arena : NULL;
         b->data = te__pool_alloc(te, arena, bytes, &b->capacity);
         if (!b->data) {
             te__free(te, b);
             return NULL;
         }
-        b->arena = arena;
-        if (arena) arena->refs++;
     }
+    b->arena = arena; /* of no bytes, too: te__is_outside */
+    if (arena) arena->refs++;
     te__buffer_list(te, b);
     return b;
 }

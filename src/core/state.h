@@ -483,7 +483,7 @@ struct te_graph {
     uint64_t tracker_begin[TE_MAX_RNG_TRACKERS]; /* rng_begin of each named state */
     te__graph_part *parts;
     int num_parts, cap_parts;
-    te__var **vars; /* leaves that got their first gradient in the capture */
+    te__var **vars; /* leaves that got their first gradient, or that of their slice, in the capture */
     int num_vars, cap_vars;
     struct te__call *records; /* on the CPU: the calls (cpu/device.c) */
     int num_records, cap_records;

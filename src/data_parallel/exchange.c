@@ -321,6 +321,7 @@ static te_result te__bucket_keep_slices(te__bucket *b, te_tensor *rows, float di
         if (result != TE_OK) break;
         x->var->shard_grad = te_tensor_retain(own);
         own->is_gradient = s->fresh = true;
+        te__capture_has_grad(te, x->var);
     }
     te__free(te, count);
     return result;

@@ -74,8 +74,12 @@ static void te__capture_drop(te_ctx *te) {
     te->capture = NULL;
     te__deferred_forget_capture(te, g->id);
     for (i = 0; i < g->num_vars; i++) { /* no launch will compute these gradients */
-        te_tensor_release(g->vars[i]->grad);
-        g->vars[i]->grad = NULL;
+        te__var *v = g->vars[i];
+        te_tensor_release(v->grad);
+        v->grad = NULL;
+        if (!v->shard_grad || v->shard_grad->buffer->arena != g->arena) continue; /* an exchange from before */
+        te_tensor_release(v->shard_grad);
+        v->shard_grad = NULL;
     }
     te__graph_empty(te, g);
     te__graph_free(g);

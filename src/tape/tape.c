@@ -309,6 +309,14 @@ static bool te__tensor_is_alone(const te_tensor *x) {
            (x->buffer->capacity > 0 || x->buffer->bytes == 0);
 }
 
+/* Notes that a leaf has got its first gradient, or that of its slice. If a capture is under way and fails, it is
+ * dropped. */
+static void te__capture_has_grad(te_ctx *te, te__var *v) {
+    te_graph *g = te->capture;
+    if (!g || !v->leaf || !te__grow(te, (void **)&g->vars, &g->cap_vars, g->num_vars, sizeof(te__var *))) return;
+    g->vars[g->num_vars++] = v;
+    v->refs++;
+}
 /* Adds a gradient to a variable. The first gradient is not copied: the variable shares its memory (see
  * te__leaf_own). */
 static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
@@ -331,12 +339,7 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
         }
         v->grad = te__kept_gradient(grad);
         if (!v->grad) return te_error_code(te);
-        if (te->capture && v->leaf &&
-            te__grow(te, (void **)&te->capture->vars, &te->capture->cap_vars, te->capture->num_vars,
-                     sizeof(te__var *))) {
-            te->capture->vars[te->capture->num_vars++] = v; /* dropped if the capture fails */
-            v->refs++;
-        }
+        te__capture_has_grad(te, v);
         if (te->warming && v->leaf &&
             te__grow(te, (void **)&te->tape.warm_vars, &te->tape.cap_warm_vars, te->tape.num_warm_vars,
                      sizeof(te__var *))) {

@@ -437,19 +437,12 @@ static void te__shards_after_launch(te_graph *g, void *owner, void *data) {
     }
 }
 /* Drops what would belong to launches alone: te_graph_end has copied the slices of parameters that the capture wrote.
- * After a failure there are no launches. */
+ */
 static void te__shards_captured(te_graph *g, void *owner, void *data) {
     te__shard_set *set = (te__shard_set *)owner;
-    int i;
-    (void)data;
+    (void)g, (void)data;
     te__shards_forget(set);
     if (set->of_parameters && set->whole) te__shards_drop(set);
-    for (i = 0; i < set->n && g->te->error_code != TE_OK; i++) {
-        te__var *v = set->list[i]->param->var;
-        if (!v || !v->shard_grad || !v->shard_grad->buffer || v->shard_grad->buffer->arena != g->arena) continue;
-        te_tensor_release(v->shard_grad);
-        v->shard_grad = NULL;
-    }
 }
 /* Makes the present capture, if there is one, keep the set. */
 static te_result te__shards_capture(te__shard_set *set) {

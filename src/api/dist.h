@@ -16,7 +16,8 @@
  *
  * Captures. A collective over more than one rank gives TE_ERR_STATE in a capture. With te_group_desc.captures it
  * becomes part of the graph instead, and the graph holds the memory of its tensors. On the CPU, which queues nothing,
- * each launch makes the collective. All ranks must launch their graphs in the same order.
+ * each launch makes the collective. All ranks must launch their graphs in the same order. If a launch fails on one rank
+ * of a group of processes, the others get its error.
  *
  * Comparing. Before some calls, ranks exchange a text that describes the call (module, sizes, formats, mask, window,
  * recipe and its options). If the texts differ, the call gives TE_ERR_STATE on all ranks, with the texts of two ranks.
@@ -123,8 +124,8 @@ typedef struct te_group_desc {
     te_result (*recv)(void *user, te_ctx *te, te_tensor *x, int from);
     /* Makes the pending and later calls of every rank fail. May be called from any thread. `reason` is borrowed. */
     te_result (*abort)(void *user, const char *reason);
-    /* true => the functions above only queue work on the stream, and may be called in its capture. On the CPU they are
-     * called by each launch of the graph */
+    /* true => the functions above only queue work on the stream, and may be called in its capture. On the CPU a capture
+     * does not call them: each launch of the graph does. */
     bool captures;
 } te_group_desc;
 
@@ -202,8 +203,8 @@ typedef struct te_nccl_group_desc {
  * a context on a GPU, with the GPU's primary CUcontext (the default): te_ctx_desc.device is usually "cuda:N" with the
  * rank among those of the host, in LOCAL_RANK, SLURM_LOCALID, OMPI_COMM_WORLD_LOCAL_RANK or MPI_LOCALRANKID. Without a
  * launcher there is one rank, which needs no NCCL and works on the CPU as well. A process may be several ranks: each
- * has a thread, and a context on a GPU of its own, and gives its place among all ranks of the job by desc->size and
- * desc->rank, since a launcher's variables have one place for the process.
+ * has a thread of its own and a context on a GPU of its own, and names its place among all ranks of the job in
+ * desc->size and desc->rank, since a launcher's variables name one place for the whole process.
  *
  * Rank and number of ranks come from RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI),
  * PMI_RANK and PMI_SIZE (MPICH) or SLURM_PROCID and SLURM_NTASKS (Slurm), the first of them that are set. Values that

@@ -19,10 +19,12 @@
  * All ranks must make the same calls of te_backward. Each call must reach the parameters of the model on all ranks or
  * on none. A parameter without a gradient on this rank gets that of the other ranks, if there is one.
  *
- * On the way gradients have the 16-bit format of their parameters, if all of a bucket have the same one, and none has a
- * main_grad in f32: in sharded units, where each rank adds up the slices of all ranks in f32 (of a custom group with
- * all_to_all); in other units between two ranks, in bf16, if the sum is divided by a power of two. The results are
- * those of f32, in which all others travel.
+ * Gradients travel in f32, or in 16 bits where the results are those of f32. That is so if all parameters of a bucket
+ * have the same 16-bit format, none has a main_grad in f32, and
+ *   - the unit is sharded: each rank gets its slices from all ranks, and adds them up in f32 (a custom group needs
+ *     all_to_all); or
+ *   - the unit is not sharded, has two ranks and bf16, and its sums are divided by a power of two.
+ * So all ranks must give the same parameters main_grads of the same formats.
  *
  * Overlap. A group of processes (NCCL) runs these collectives on a second stream, while the pass goes on: at most two
  * exchanges are under way, and all have ended when te_backward returns. In a capture the second stream becomes part of
@@ -74,7 +76,7 @@
  * A slice is ceil(ceil(elements / n) / 8) * 8 elements of a plain parameter, or ceil(rows / n) rows of a weight that is
  * stored quantized; the last ranks may have fewer or none. Memory of a rank, for a model of P bytes of parameters, G of
  * gradients and S of optimizer states and masters, whose largest unit has p bytes, and whose largest bucket has e
- * elements, of w bytes on the way (up to rounding):
+ * elements that travel in w bytes each, 2 or 4 (up to rounding):
  *
  *     shard                   between steps     and at the most, in a step, beside activations
  *     TE_SHARD_NONE           P + S             G + w e
@@ -86,7 +88,7 @@
  * then. A group that runs exchanges on a second stream has two of them, which is 4 e + 4 e/n, or w e, once more. The p
  * is the unit that is gathered ahead (no_prefetch: 0).
  *
- * Bytes that a rank sends in a step of m microbatches, of E elements in all, whose gradients have w bytes on the way:
+ * Bytes that a rank sends in a step of m microbatches, of E elements in all, whose gradients travel in w bytes each:
  *
  *     TE_SHARD_NONE           2 (n - 1)/n w E
  *     TE_SHARD_OPTIMIZER      (n - 1)/n (w E + P)
@@ -107,9 +109,11 @@
  * Graphs. A te_graph may hold passes and te_optimizer_step of units of each kind, if the group queues its collectives
  * (te_group_desc.captures: NCCL; the group of threads does not). A launch has the bits of the calls. It gathers
  * parameters from the slices as they are then, into memory of the graph. te_graph_begin releases all parameters that
- * are gathered, as te_fsdp_reshard does, and te_graph_launch those of the graph. TE_ERR_STATE:
- *   - in a capture, for the exchange of a parameter's gradient that this rank does not have, since the host asks
- *     whether other ranks have it, or that it had before te_graph_begin;
+ * are gathered, as te_fsdp_reshard does, and te_graph_launch those of the graph's units. TE_ERR_STATE:
+ *   - in a capture, for the exchange of a gradient that this rank does not have, since the host asks whether other
+ *     ranks have it;
+ *   - in a capture, for the exchange of a sharded parameter's gradient that was there before te_graph_begin, since each
+ *     launch would add to it;
  *   - in a capture, for te_grad_scaler_step of sharded weights that are stored quantized, since the host asks whether
  *     the step is skipped;
  *   - for te_graph_begin and te_graph_launch inside of a forward of a unit whose parameters are sharded;
@@ -193,8 +197,8 @@ typedef struct te_fsdp_slice {
 TE_API bool te_fsdp_get_slice(const te_tensor *param, te_fsdp_slice *slice);
 /* Gathers the parameters of all units at and below m, to be read or written by the program (FSDPModule.unshard,
  * FSDP.summon_full_params). All ranks must call it, and must write the same values. They stay until te_fsdp_reshard,
- * until te_optimizer_step, or until a forward or backward pass releases them. Does nothing for parameters that are
- * whole. Allocates. Syncs if collectives of the group sync. Inside a graph's capture, te_graph_end releases them. */
+ * until te_optimizer_step, or until a forward or backward pass releases them; in a capture, until te_graph_end at the
+ * latest. Does nothing for parameters that are whole. Allocates. Syncs if collectives of the group sync. */
 TE_API te_result te_fsdp_unshard(te_module *m);
 /* Releases the parameters that te_fsdp_unshard has gathered. This rank's slices of those that were written get the new
  * values. Of no effect inside of the unit's forward. */

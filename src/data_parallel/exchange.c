@@ -14,10 +14,11 @@ static bool te__divides_exactly(float divisor) {
     int exponent;
     return frexpf(divisor, &exponent) == 0.5f;
 }
-/* Returns the 16-bit format in which the gradients of a bucket travel; or f32, of which 16 bits give the same sums in
- * these cases alone: a rank that gets the slices of all ranks adds them up in f32; and a sum over two ranks is rounded
- * once, if the division behind it is exact (f16 could overflow before it). All ranks must choose the same format, with
- * or without the gradients: so the parameters' formats decide. */
+/* Returns the format in which the gradients of a bucket travel: that of the parameters, if it has 16 bits and gives the
+ * sums that f32 gives; else f32. Sums are the same in two cases: a rank that gets the slices of all ranks adds them up
+ * in f32; and a sum over two ranks is rounded once, if the division behind it is exact (f16 could overflow before it).
+ * All ranks must choose the same format, also those without the gradients: so the formats of parameters and main_grads
+ * decide, which ranks compare. */
 static te_dtype te__bucket_format(const te__bucket *b) {
     const te__dp_unit *u = b->unit;
     const te_dtype dtype = b->n ? b->list[0]->dtype : TE_F32;
@@ -86,7 +87,7 @@ static te__pairs te__pairs_open(te_ctx *te, int capacity) {
     p.to = p.from ? p.from + capacity : NULL;
     return p;
 }
-/* Adds a pair: x, and elements of the vector `flat` from `at` on, which come first if `out` is false. */
+/* Adds a pair of x and the elements of the vector `flat` from `at` on. `out`: x is read; else x gets its values. */
 static te_result te__pairs_add(te__pairs *p, te_tensor *x, te_tensor *flat, int64_t at, bool out) {
     te_tensor *own = te__alias_1d(x, 0, x->dtype, te__numel(x)),
               *part = te__alias_1d(flat, at * te__dtype_size(flat->dtype), flat->dtype, te__numel(x));
@@ -338,8 +339,8 @@ static te_result te__bucket_same_params(const te__bucket *b) {
     return te__shards_same(b->unit->set);
 }
 
-/* Begins the exchange of rows for all ranks. Where it ends, b->flight.out has those for this rank; or one row, their
- * sum. */
+/* Begins the exchange of rows for all ranks. When it has ended, b->flight.out has the rows of all ranks for this one;
+ * or one row, their sum. */
 static te_result te__bucket_send_slices(te__bucket *b, te_dtype format, te_tensor *const *grads, te_result result) {
     te__dp_unit *u = b->unit;
     te_ctx *te = u->module->te;

@@ -412,8 +412,7 @@ static te_result te__stage_run_whole(te_module *stage, te__dp_unit *u, const te_
     result = te__stage_run(stage, d);
     u->state.requires_gradient_sync = true;
     if (d->last_backward)
-        result = result == TE_OK ? te_fsdp_post_backward(stage)
-                                 : te__unit_refuse(u, result);
+        result = result == TE_OK ? te_fsdp_post_backward(stage) : te__unit_refuse(u, result);
     u->state = before;
     return result;
 }

@@ -236,8 +236,8 @@ static bool te__recipe_same(const te_recipe *a, const te_recipe *b) {
     return te__fields_same(a, b, te__recipe_fields, TE__COUNT(te__recipe_fields));
 }
 
-/* Returns a checksum of a recipe that is the same in all processes, and not 0: of functions and what they are given,
- * whether there are any. NULL, no recipe: 1. */
+/* Returns a checksum of a recipe that is the same in all processes, and not 0: of functions it knows whether there are
+ * any. NULL, no recipe: 1. */
 static uint64_t te__recipe_sum(const te_recipe *r) {
     te_recipe plain;
     bool given[3];
@@ -258,7 +258,7 @@ static uint64_t te__recipe_sum(const te_recipe *r) {
     return sum ? sum : 1;
 }
 
-/* Writes a recipe as texts have it that ranks compare: the sum tells options apart, which its name does not have. */
+/* Writes a recipe into a text that ranks compare. Its name lacks the options; the sum tells them apart. */
 enum { TE__RECIPE_TEXT = 64 };
 static const char *te__recipe_text(te_recipe_kind kind, uint64_t sum, char text[TE__RECIPE_TEXT]) {
     snprintf(text, TE__RECIPE_TEXT, "recipe %s (checksum %016llx)", te_recipe_name(kind), (unsigned long long)sum);

@@ -220,6 +220,28 @@ TE_TEST(driver_launch_details) {
     te_ctx_destroy(te);
 }
 
+/* First gradients of a capture, of slices too, go with it where the driver cannot end it. */
+TE_TEST(driver_capture_without_end) {
+    install_driver();
+    te_ctx *te = open_gpu(NULL, NULL);
+    te_tensor *x = te_tensor_retain(te_tensor_empty(te, TE_F32, SHAPE(4)));
+    te__var *v = te_tensor_set_requires_grad(x, true)->var;
+    for (int before = 0; before < 2; before++) { /* the slice's gradient is that of an exchange before the capture */
+        if (before) v->shard_grad = te_tensor_retain(te_tensor_empty(te, TE_F32, SHAPE(2)));
+        CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+        v->grad = te_tensor_retain(te_tensor_empty(te, TE_F32, SHAPE(4)));
+        if (!before) v->shard_grad = te_tensor_retain(te_tensor_empty(te, TE_F32, SHAPE(2)));
+        te__capture_has_grad(te, v);
+        fake.captures_end = 901;
+        CHECK(te_graph_end(te) == NULL);
+        CHECK_ERROR(te, TE_ERR_DEVICE, "te_graph_end: cuStreamEndCapture");
+        fake.captures_end = 0;
+        CHECK(!v->grad && !v->shard_grad == !before);
+    }
+    te_tensor_release(x);
+    te_ctx_destroy(te);
+}
+
 TE_TEST(driver_graphs) {
     install_driver();
     te_ctx *te = open_gpu(NULL, NULL);

@@ -323,6 +323,8 @@
 #include "dist/server.c"
 #include "dist/store.c"
 #include "dist/group.c"
+#include "dist/calls.c"
+#include "dist/collectives.c"
 #include "dist/flight.c"
 #include "dist/hub.c"
 #include "dist/threads.c"

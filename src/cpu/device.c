@@ -5,7 +5,7 @@
 
 typedef struct te__call {
     const te__op_info *op; /* NULL, and `run` is NULL: this call sets `bytes` bytes at `clear` to 0 */
-    /* Not NULL: the call is a collective (dist/group.c). It is called after a failure of the launch too: `before` is
+    /* Not NULL: the call is a collective (dist/calls.c). It is called after a failure of the launch too: `before` is
      * the error, which it tells the other ranks. */
     te_result (*run)(te_ctx *te, void *args, te_result before);
     void *clear;

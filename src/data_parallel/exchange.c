@@ -152,7 +152,7 @@ static te_result te__bucket_send_sums(te__bucket *b, te_dtype format, te_tensor 
     te__dp_unit *u = b->unit;
     te_ctx *te = u->module->te;
     te__pairs pairs = te__pairs_open(te, b->n);
-    const float divisor = te__unit_divisor(u);
+    const float divisor = te__unit_divisor(&u->desc);
     te_tensor *x;
     int i;
     b->sums = (te_tensor **)te__alloc_zero(te, ((size_t)b->n + 1) * sizeof(te_tensor *));

@@ -234,8 +234,7 @@ says te_bench "loss [0-9.]* after one step, [0-9.]* after the last, of the same 
 rows te_bench 9 # two gathers, five ways of a pass, a step and its peak of memory
 if [ "$device" = cpu ]; then # tools/two_gpus.sh runs the other parts on GPUs
     tool te_bench-whole 2 "$build/te_bench" dist --small
-    says te_bench-whole "^graph: left out, since ranks on the CPU do not capture$"
-    rows te_bench-whole 21 # four ways to share, a pass and a step of each; two gathers, five ways of a pass; context; experts; two models
+    rows te_bench-whole 25 # four ways to share, a pass and a step of each; a pass and three steps as graphs; two gathers, five ways of a pass; context; experts; two models
     if ! too_many te_bench-of-four 4; then
         tool te_bench-of-four 4 "$build/te_bench" dist --small tensor context experts model
         says te_bench-of-four "^tensor: left out, since 4 ranks do not divide 2 heads of keys$"

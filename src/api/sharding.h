@@ -63,7 +63,7 @@
  *     next one is gathered: the one that came next in the last forward, or backward pass (no_prefetch: when it is
  *     needed). One that does not come next after all costs its bytes once more.
  *     All ranks must run the same modules, forward and backward, in the same order. Functions that read parameters
- *     outside of a forward (te_hf_save, te_tensor_to_f32) need te_fsdp_unshard before.
+ *     outside of a forward (te_tensor_to_f32) need te_fsdp_unshard before.
  *     A checkpoint (te_module_set_checkpoint) should not span units: the gradients of all of them wait for its end.
  *   - te_model_save and te_model_load write and read slices, also of tensor-parallel parts and of experts: a checkpoint
  *     opens in any layout.
@@ -103,8 +103,9 @@
  * stored in high precision.
  *
  * A model that no rank could hold: te_hf_open with te_hf_desc.units reads a folder unit by unit, and te_hf_save writes
- * one. Or make the model with the device TE_PARAMS_META, and unit by unit call te_module_reset_parameters, which
- * allocates the unit's parameters, and te_fsdp_unit, which releases them again. Then te_model_load reads the slices.
+ * one, with the parameters of one unit in memory, beside the slices, and those of one tensor of the file. Or make the
+ * model with the device TE_PARAMS_META, and unit by unit call te_module_reset_parameters, which allocates the unit's
+ * parameters, and te_fsdp_unit, which releases them again. Then te_model_load reads the slices.
  *
  * Graphs. A te_graph may hold passes and te_optimizer_step of units of each kind, if the group queues its collectives
  * (te_group_desc.captures: NCCL; the group of threads does not). A launch has the bits of the calls. It gathers

@@ -248,20 +248,22 @@ static te_result te__shard_copy(const te_tensor *all, int64_t stride, int64_t at
     }
     return result;
 }
+/* Writes a part of a parameter from the slices of all ranks: those of rank r are at byte r * stride + at of `all`. */
+static te_result te__shard_unpack(const te__shard *s, int part, const te_tensor *all, int64_t stride, int64_t at) {
+    const bool codes = s->param->quantized != NULL;
+    te_tensor *x = te__shard_memory(s, part);
+    const int64_t ld = codes ? (int64_t)te__row_bytes(x->dtype, x->shape[x->ndim - 1]) : 1;
+    const te_dtype dtype = codes ? TE_U8 : s->dtype;
+    return te__shard_copy(all, stride, at, dtype, x, dtype, s, codes ? s->part[part].row_bytes : 1, ld, false);
+}
 /* Writes the parameters of a set from `all`, u8 [size * bytes], the blocks of all ranks. */
 static te_result te__shards_unpack(te__shard_set *set, const te_tensor *all) {
     te_result result = TE_OK;
     int i, k;
     for (i = 0; i < set->n && result == TE_OK; i++) {
         const te__shard *s = set->list[i];
-        const bool codes = s->param->quantized != NULL;
-        for (k = 0; k < s->num_parts && result == TE_OK; k++) {
-            te_tensor *x = te__shard_memory(s, k);
-            const int64_t ld = codes ? (int64_t)te__row_bytes(x->dtype, x->shape[x->ndim - 1]) : 1;
-            const te_dtype dtype = codes ? TE_U8 : s->dtype;
-            result = te__shard_copy(all, set->bytes, s->part[k].at, dtype, x, dtype, s,
-                                    codes ? s->part[k].row_bytes : 1, ld, false);
-        }
+        for (k = 0; k < s->num_parts && result == TE_OK; k++)
+            result = te__shard_unpack(s, k, all, set->bytes, s->part[k].at);
         if (result == TE_OK && s->turns) result = te__quant_add_columnwise(s->param);
     }
     return result;
@@ -304,6 +306,31 @@ static te_result te__shards_spread(te__shard_set *set, const te_tensor *block, t
     else set->told = true; /* while a failed te__shards_unpack is known to this rank alone */
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
+    return result;
+}
+
+/* Does te__shards_spread in more collectives, with no more memory than the largest part has. */
+static te_result te__shards_spread_parts(te__shard_set *set, const te_tensor *block, te_result result) {
+    te_ctx *te = set->te;
+    int i, k;
+    te->tape.no_grad++;
+    for (i = 0; i < set->n && !set->told; i++)
+        for (k = 0; k < set->list[i]->num_parts && !set->told; k++) {
+            const te__shard *s = set->list[i];
+            const int64_t bytes = te__round_up(s->chunk * s->part[k].row_bytes, TE__SHARD_ALIGN);
+            te_tensor *own, *all;
+            te__frame_begin(te);
+            own = result == TE_OK ? te__alias_1d(block, s->part[k].at, TE_U8, bytes) : NULL;
+            all = own ? te__empty_1d(te, TE_U8, bytes * set->size) : NULL;
+            if (result == TE_OK && !all) result = te_error_code(te);
+            result = result == TE_OK ? te__all_gather(set->group, own, all)
+                                     : te__refuse(set->group, TE__ALL_GATHER, result);
+            set->told = set->told || result != TE_OK; /* while what follows may fail on this rank alone */
+            if (result == TE_OK) result = te__shard_unpack(s, k, all, bytes, 0);
+            if (result == TE_OK && s->turns) result = te__quant_add_columnwise(s->param);
+            te__frame_end(te, NULL, 0);
+        }
+    te->tape.no_grad--;
     return result;
 }
 
@@ -489,8 +516,8 @@ static te_result te__shards_take(te__shard_set *set, te_result result) {
     te__frame_end(te, NULL, 0);
     return result;
 }
-/* Gathers the parameters of a set, if they are sharded. All ranks must call it. */
-static te_result te__shards_gather(te__shard_set *set) {
+/* Gathers the parameters of a set, if they are sharded. All ranks must call it. `by_parts`: te__shards_spread_parts. */
+static te_result te__shards_gather_so(te__shard_set *set, bool by_parts) {
     te_ctx *te = set->te;
     te_result result;
     int i;
@@ -500,7 +527,8 @@ static te_result te__shards_gather(te__shard_set *set) {
     result = te__shards_same(set);
     if (result == TE_OK) result = te__shards_capture(set);
     if (result == TE_OK) result = te__shards_allocate(set);
-    result = set->coming ? te__shards_take(set, result) : te__shards_spread(set, set->block, result);
+    if (set->coming) result = te__shards_take(set, result);
+    else result = (by_parts ? te__shards_spread_parts : te__shards_spread)(set, set->block, result);
     if (result != TE_OK) {
         te__shards_drop(set);
         return result;
@@ -510,6 +538,7 @@ static te_result te__shards_gather(te__shard_set *set) {
     set->hollow = te->warming;
     return TE_OK;
 }
+static te_result te__shards_gather(te__shard_set *set) { return te__shards_gather_so(set, false); }
 /* Makes this rank keep its slices of the parameters alone. */
 static te_result te__shards_begin(te__shard_set *set) {
     te_ctx *te = set->te;

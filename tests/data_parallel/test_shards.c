@@ -45,7 +45,7 @@ static void equal_rank(rank_state *s) {
 }
 static void equal_case(int size, const char *name, shard_case c) {
     static int turn;
-    if (turn++ % test_every_sanitized(1)) return; /* every other call under sanitizers */
+    if (turn++ % test_every_odd(1)) return; /* every third call under sanitizers */
     if (!c.num) c.num = &numbers[0];
     if (!c.width) c.width = test_samples() ? 32 : 64;
     if (!c.inner) c.inner = test_samples() ? 80 : 160;
@@ -55,7 +55,7 @@ static void equal_case(int size, const char *name, shard_case c) {
 TE_TEST(shards_equal_whole_in_every_recipe) {
     for (int i = 0; i < COUNT(numbers); i++)
         for (int size = 2; size <= 4; size += 2)
-            if ((i + size / 2) % test_every_sanitized(1) == 0)
+            if ((i + size / 2) % test_every_sanitized(2) == 0)
                 equal_case(size, "as it is", (shard_case){.num = &numbers[i]});
 }
 TE_TEST(shards_equal_whole_with_options) {
@@ -328,7 +328,7 @@ static void fail_rank(rank_state *s) {
 }
 /* Each request of memory of a phase fails once: no rank waits for ever, and if rank 0 fails, it names rank 1. */
 TE_TEST(shards_fail_together) {
-    const int stride = test_every_odd(2);
+    const int stride = test_every_odd(4);
     for (int shard = TE_SHARD_NONE; shard <= TE_SHARD_PARAMETERS; shard++)
         for (int phase = 0; phase < 4; phase++) {
             int reached = 1, failures = 0;

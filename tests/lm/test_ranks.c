@@ -249,7 +249,7 @@ TE_TEST(models_that_ranks_share_under_recipes) {
     for (int i = 0; i < COUNT(recipes); i++)
         for (int way = 0; way < COUNT(ways); way++) {
             lm_case c = ways[way];
-            if ((i + way) % test_every_sanitized(3)) continue;
+            if ((i + way) % test_every_sanitized(4)) continue;
             c.recipe = recipes[i];
             c.batches = 2;
             c.limit = recipes[i] ? 6e-3 : 1e-4;

@@ -24,7 +24,8 @@
  *   - the unit is sharded: each rank gets its slices from all ranks, and adds them up in f32 (a custom group needs
  *     all_to_all); or
  *   - the unit is not sharded, has two ranks and bf16, and its sums are divided by a power of two.
- * So all ranks must give the same parameters main_grads of the same formats.
+ * Numbers near the smallest normal one, 2^-126, may lose bits, since some are divided before they are added. The
+ * formats decide, so all ranks must give the same parameters main_grads of the same formats.
  *
  * Overlap. A group of processes (NCCL) runs these collectives on a second stream, while the pass goes on: at most two
  * exchanges are under way, and all have ended when te_backward returns. In a capture the second stream becomes part of

@@ -9,16 +9,18 @@
 
 /* ---- the exchange ---- */
 
-/* Returns whether products with 1 / divisor are exact. */
+/* Returns whether divisions by `divisor`, a power of two then, are exact for all but the smallest numbers. */
 static bool te__divides_exactly(float divisor) {
     int exponent;
     return frexpf(divisor, &exponent) == 0.5f;
 }
-/* Returns the format in which the gradients of a bucket travel: that of the parameters, if it has 16 bits and gives the
- * sums that f32 gives; else f32. Sums are the same in two cases: a rank that gets the slices of all ranks adds them up
- * in f32; and a sum over two ranks is rounded once, if the division behind it is exact (f16 could overflow before it).
- * All ranks must choose the same format, also those without the gradients: so the formats of parameters and main_grads
- * decide, which ranks compare. */
+/* Returns the format in which the gradients of a bucket travel: the 16-bit format of its parameters, where the results
+ * are those of f32; otherwise f32. Two ways give the results of f32:
+ *   - each rank gets its slices from all ranks, and adds them up in f32 itself;
+ *   - two ranks add bf16 numbers: the sum is rounded once, and the division by a power of two rounds nothing. (In f16
+ *     the sum could overflow before the division.)
+ * All ranks must choose the same format, also a rank that lacks the gradients. So the choice depends on the formats of
+ * parameters and main_grads, which ranks compare. */
 static te_dtype te__bucket_format(const te__bucket *b) {
     const te__dp_unit *u = b->unit;
     const te_dtype dtype = b->n ? b->list[0]->dtype : TE_F32;

@@ -34,8 +34,9 @@ struct te_group {
     /* Sends out[0] to out[n - 1] to rank `to` and receives in[0] to in[n - 1] from rank `from`, all at once. All ranks
      * of the group make the call. If one refuses it, all fail. NULL: te__pass calls te_send and te_recv. */
     te_result (*pass)(void *user, te_ctx *te, te_tensor *const *out, int to, te_tensor *const *in, int from, int n);
-    /* Replaces x[0] to x[n - 1], of one format that needs no f32 between the ranks (te__sum_widens), by their sums over
-     * the ranks, all at once. `mean`: divided by the number of ranks, a power of two. NULL: there is no such call. */
+    /* Replaces each of x[0] to x[n - 1] by its sum over the ranks, all in one call. They have one format, whose sums
+     * need no f32 between the ranks (te__sum_widens). `mean`: by its mean; the number of ranks is a power of two then.
+     * NULL: the group has no such call. */
     te_result (*sums)(void *user, te_ctx *te, te_tensor *const *x, int n, bool mean);
     /* Makes later collectives queue on `s` in place of the context's own stream; NULL: on that again. queue_on itself
      * may be NULL: the group queues on the context's own stream alone, or on none. */

@@ -461,7 +461,7 @@ static te_result te__hf_gather(te__hf_set *w, const te__hf_piece *p) {
                             "te_hf_save: a tensor of the files has parameters of more than %d units",
                             (int)TE__HF_MAX_OPEN);
         w->open[w->num_open++] = s->set;
-        result = te__shards_gather_so(s->set, true);
+        result = te__shards_gather_in_parts(s->set);
     }
     return result;
 }

@@ -77,7 +77,7 @@ static void te__capture_drop(te_ctx *te) {
         te__var *v = g->vars[i];
         te_tensor_release(v->grad);
         v->grad = NULL;
-        if (!v->shard_grad || v->shard_grad->buffer->arena != g->arena) continue; /* an exchange from before */
+        if (!v->shard_grad || v->shard_grad->buffer->arena != g->arena) continue; /* it was there before the capture */
         te_tensor_release(v->shard_grad);
         v->shard_grad = NULL;
     }

@@ -294,6 +294,7 @@ static te_result te__shards_pack(te__shard_set *set, te_tensor *block, const boo
 
 /* Gathers the blocks of all ranks, and writes the parameters from them. All ranks must call it. `result`: an error of
  * this rank from before, which it tells the others. */
+typedef te_result te__shards_spreader(te__shard_set *set, const te_tensor *block, te_result result);
 static te_result te__shards_spread(te__shard_set *set, const te_tensor *block, te_result result) {
     te_ctx *te = set->te;
     te_tensor *all;
@@ -309,7 +310,7 @@ static te_result te__shards_spread(te__shard_set *set, const te_tensor *block, t
     return result;
 }
 
-/* Does te__shards_spread in more collectives, with no more memory than the largest part has. */
+/* Does the same in a collective for each part, so that the slices of one part alone need memory at a time. */
 static te_result te__shards_spread_parts(te__shard_set *set, const te_tensor *block, te_result result) {
     te_ctx *te = set->te;
     int i, k;
@@ -516,8 +517,9 @@ static te_result te__shards_take(te__shard_set *set, te_result result) {
     te__frame_end(te, NULL, 0);
     return result;
 }
-/* Gathers the parameters of a set, if they are sharded. All ranks must call it. `by_parts`: te__shards_spread_parts. */
-static te_result te__shards_gather_so(te__shard_set *set, bool by_parts) {
+/* Gathers the parameters of a set, if they are sharded: by `spread`, unless they were gathered ahead. All ranks must
+ * call it. */
+static te_result te__shards_gather_by(te__shard_set *set, te__shards_spreader *spread) {
     te_ctx *te = set->te;
     te_result result;
     int i;
@@ -527,8 +529,7 @@ static te_result te__shards_gather_so(te__shard_set *set, bool by_parts) {
     result = te__shards_same(set);
     if (result == TE_OK) result = te__shards_capture(set);
     if (result == TE_OK) result = te__shards_allocate(set);
-    if (set->coming) result = te__shards_take(set, result);
-    else result = (by_parts ? te__shards_spread_parts : te__shards_spread)(set, set->block, result);
+    result = set->coming ? te__shards_take(set, result) : spread(set, set->block, result);
     if (result != TE_OK) {
         te__shards_drop(set);
         return result;
@@ -538,7 +539,11 @@ static te_result te__shards_gather_so(te__shard_set *set, bool by_parts) {
     set->hollow = te->warming;
     return TE_OK;
 }
-static te_result te__shards_gather(te__shard_set *set) { return te__shards_gather_so(set, false); }
+static te_result te__shards_gather(te__shard_set *set) { return te__shards_gather_by(set, te__shards_spread); }
+/* The same, in less memory: one parameter's slices of all ranks at a time. */
+static te_result te__shards_gather_in_parts(te__shard_set *set) {
+    return te__shards_gather_by(set, te__shards_spread_parts);
+}
 /* Makes this rank keep its slices of the parameters alone. */
 static te_result te__shards_begin(te__shard_set *set) {
     te_ctx *te = set->te;

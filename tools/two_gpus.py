@@ -59,7 +59,7 @@ def write(path, comments, rows):
         f.writelines(x + "\n" for x in comments)
         f.write(",".join(FIELDS) + "\n")
         for r in rows:
-            f.write('"%s","%s",%s\n' % (r["what"], r["shape"], ",".join(r[x] or "" for x in FIELDS[2:])))
+            f.write('"%s","%s",%s\n' % (r["what"], r["shape"], ",".join('"%s"' % r[x] if "," in (r[x] or "") else r[x] or "" for x in FIELDS[2:])))
 
 
 def compare(row, name, theirs):

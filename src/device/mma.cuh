@@ -39,6 +39,8 @@ TE_DEV void te_cp_async4(te_u32 dst, const void *src) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
 }
 TE_DEV void te_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until all of this thread's copies have arrived, also those of no group yet.
+TE_DEV void te_cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Waits until this thread's groups of copies, except the latest N groups, have arrived.
 template <int N> TE_DEV void te_cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
@@ -104,6 +106,14 @@ TE_DEV void te_mma_f16(float d[4], const te_u32 a[4], const te_u32 b[2]) {
 }
 TE_DEV void te_mma_tf32(float d[4], const te_u32 a[4], const te_u32 b[2]) {
     TE__MMA("m16n8k8.row.col.f32.tf32.tf32.f32", d, a, b);
+}
+
+// Of signed bytes.
+TE_DEV void te_mma_s8(int d[4], const te_u32 a[4], const te_u32 b[2]) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 // Rounds an f32 to TF32, to the nearest value and ties away from zero. The result is in f32 format.

@@ -633,6 +633,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     warps = te__gemv_joint_warps(p, tiles, a->k / turn);
     if (q->high) te__gemv_fill_quantizing(&v->q, q->high);
     te__gemv_options(l, q);
+    if (a->m == 1) te__launch_option(l, "ONE", 1);
     te__launch_option(l, "WARPS", warps);
     te__launch_option(l, "DEPTH", depth);
     te__launch_option(l, "HIGH", q->high ? of_a->a->dtype : 0);

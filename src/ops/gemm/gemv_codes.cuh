@@ -1,5 +1,5 @@
 // ops/gemm/gemv_codes.cuh: the units of k in which gemv_k and gemv_joint read two operands, and their products on
-// tensor cores. gemv_k.cu says which lane has which values. The options A_DT, B_DT, SHORT_A, SCALES, and EIGHTS or
+// tensor cores. gemv_k.cu says which lane has which values. The options A_DT, B_DT, SHORT_A, SCALES, ONE, and EIGHTS or
 // FOURS are the kernel's.
 #pragma once
 #include "ops/gemm/decode.cuh"
@@ -13,6 +13,10 @@ static_assert(A_DT != 1 && B_DT != 1, "no f32");
 #define UNITS 2                // of a lane in a turn
 #define TURN (4 * UNITS * UNIT) // elements of k in a turn: 128 bytes
 #define CHUNKS (UNIT / 8)      // a chunk is eight elements, two products of a lane
+#ifndef ONE
+#define ONE 0 // whether Y has one line
+#endif
+#define INTEGERS (ONE && SCALES == 2) // products of gemv_integers.cuh
 #ifdef FOURS
 #define HALVES 1 // columns of a product: 1: two halves, of two groups; 0: eight lines of Y
 #define SETS FOURS

@@ -21,6 +21,7 @@
 //
 // Options: A_DT, B_DT, EIGHTS, FOURS, SCALES, SWIZZLED, BLOCK and HIGH of gemv_k. k has whole turns, rows of A start at
 // multiples of 16 bytes, and a D has one factor. BLOCK is 0 or 2.
+//          ONE     1: A has one row; 0 or undefined: it may have more
 //          D_DT    te_dtype of D
 //          WARPS   warps of a tile: 1, 2, 4, 8 or 16
 //          DEPTH   turns of B on their way for each warp: 1 to 3
@@ -49,6 +50,8 @@
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 EIGHTS=2 WARPS=4 HIGH=3 D_DT=3 DEPTH=2 JOINT=2 ACT=8
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0|1 EIGHTS=1 WARPS=8|16 HIGH=3 D_DT=3 DEPTH=2|3 JOINT=1|3
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=2|3 JOINT=2 ACT=8
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0|1 EIGHTS=1 ONE=1 WARPS=8|16 HIGH=3 D_DT=3 DEPTH=2|3 JOINT=1|3
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 ONE=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=2|3 JOINT=2 ACT=8
 // te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=0 D_DT=3 DEPTH=3 JOINT=1 NORM=1|2 W_DT=3
 // te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=4 HIGH=0 D_DT=3 DEPTH=3 JOINT=2 ACT=8 NORM=1 W_DT=3
 // te:row A_DT=2 B_DT=2 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=2 WARPS=1 HIGH=0 D_DT=2 DEPTH=1 JOINT=1 NORM=2 W_DT=1
@@ -58,12 +61,14 @@
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 FOURS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 EIGHTS=2 WARPS=4 HIGH=3 D_DT=3 DEPTH=2 JOINT=2 ACT=8 NORM=2 W_DT=3
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1|2 W_DT=3
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1|2 W_DT=3
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 ONE=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=3 JOINT=2 ACT=8 NORM=1 W_DT=3
 // te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8|16 HIGH=0 D_DT=3 DEPTH=3 JOINT=1 ROPE=1
 // te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=0 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
 // te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 FOURS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
-// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
 #define SHORT_A 1
 #include "ops/gemm/epilogue.cuh"
 #include "ops/gemm/gemv_codes.cuh"
@@ -161,15 +166,18 @@ struct te_joint_ring {
                      te__group_scale_at(SWIZZLED, 0, p.ld_block_b, min(unit.line_of(k, lane & 15), p.n - 1), 0);
         left = each;
     }
-    // Starts the copies of the next turn, over the oldest one, which all lanes have read.
-    TE_DEV void copy() {
+    // Starts the copies of the next turn, over the oldest one, which all lanes have read. `slowly`: half of them when the
+    // other half have arrived, and those when the turn before has.
+    TE_DEV void copy(bool slowly = false) {
         if (there) {
             const int lane = threadIdx.x & 31;
 #pragma unroll
-            for (int l = 0; l < 2; l++)
+            for (int l = 0; l < 2; l++) {
+                if (slowly) te_cp_async_wait_all();
 #pragma unroll
                 for (int i = 0; i < UNITS; i++)
                     te_cp_async16_ahead<ONCE>(slot + (2 * i + l) * 512 + lane * 16, codes + l * eight + 64 * i);
+            }
             if (SCALES && lane < 16) {
                 const te_u32 to = slot + OF_SCALES + lane * 16;
                 if (SCALES == 2 && !SWIZZLED) te_cp_async16(to, scales, 16);
@@ -208,15 +216,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
     const te__gemv_joint_kargs &k = kargs.k;
     extern __shared__ __align__(16) te_u8 memory[];
     const int warp = (threadIdx.x >> 5) % WARPS, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-    const int few = k.m, group = threadIdx.x / (32 * WARPS);
+    const int few = ONE ? 1 : k.m, group = threadIdx.x / (32 * WARPS);
     te_joint_ring ring(k, memory);
     float *sums = (float *)(memory + 16 * DEPTH * SLOT); // [2][16 / WARPS][HALF][WARPS][few][16], of two units
     te_gemv_shared in(few, k.k, sums + 2 * HALF * 16 * few * 16);
     if (!k.early) te_follow();
 #pragma unroll 1
-    for (int i = 0; i < DEPTH; i++) ring.copy();
+    for (int i = 0; i < DEPTH; i++) ring.copy(true);
 #if NORM
-    te_gemv_norm<NORM == 2, HIGH ? HIGH : A_DT, W_DT, THREADS / 32> norm(k.norm, k.a, k.lda, few, k.k);
+    te_gemv_norm<NORM == 2, HIGH ? HIGH : A_DT, W_DT, THREADS / 32, ONE> norm(k.norm, k.a, k.lda, few, k.k);
     if (threadIdx.x < in.all) norm.ask_weights(in.part_of(threadIdx.x).y);
 #endif
     // The thread's result of a tile: that of this line of the tile, and of this row of A.
@@ -228,8 +236,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
     bool asked = k.rope_early && there && row < few && unit.line_of(k, line) < k.part[unit.product].n;
     if (asked) rotated = te_rotate_ask(kargs.rope, unit.product, unit.line_of(k, line), row);
 #endif
-    te_follow();
     te_lead();
+    te_follow();
     if ((int)blockIdx.x >= te_joint_unit::count(k)) {
         te_linger();
         return;
@@ -258,8 +266,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
             base_scale[l][h] = in.scale_of(SET * l + first_y + h, HALVES ? t >> 1 : 0) + warp * 16;
     }
     sums += group * (HALF * WARPS * few * 16);
+#if INTEGERS
+    const te_integers_y<WARPS> integers(in.base, in.zeros, warp);
+#endif
 
-    float sum[SETS][4]; // as in gemv_k
+    float sum[SETS][4]; // as in gemv_k; with INTEGERS, two sums, of lines g and g + 8
     // Multiplies the oldest turn, of the k that the n-th turn of the warp has, and starts the next one's copies.
     auto take = [&](int n, float of_block) {
         const te_u32 pieces = ring.slot + (threadIdx.x & 31) * 16, scales = ring.slot + OF_SCALES + g * 16;
@@ -320,6 +331,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
                 if (SCALES == 2) of_u[l] = te_lds2(scales + 128 * l + (4 * i + t) * 2);
                 if (EXCHANGED) u[i][l] = te_gemv_exchange(u[i][l], t);
             }
+#if INTEGERS
+            integers.multiply(sum[0], u[i], of_u, n, i);
+            continue;
+#endif
 #pragma unroll
             for (int c = 0; c < CHUNKS; c++) {
                 te_u32 x[2][4], y[4];
@@ -380,6 +395,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
                 ring.wait();
                 take(n, of_block);
             }
+#if INTEGERS
+#pragma unroll
+            for (int l = 0; l < 2; l++) {
+                float all = sum[0][l] * TE_INTEGERS_POWER;
+                all += __shfl_xor_sync(0xffffffffu, all, 1);
+                all += __shfl_xor_sync(0xffffffffu, all, 2);
+                if (t == 0) of_unit[(h * WARPS + warp) * 16 + g + l * 8] = all;
+            }
+            continue;
+#endif
             const float power = SCALES == 2 ? 1.0f / (TE_DECODE_FP4 * TE_DECODE_FP4) : 1.0f;
 #pragma unroll
             for (int l = 0; l < SETS; l++)

@@ -15,8 +15,8 @@
 #include "ops/norm/norm_formula.cuh"
 
 // LAYER: LayerNorm, else RMSNorm. DT: A's format, of 16 bits. WEIGHT: the format of gamma and beta. WARPS_OF_BLOCK: the
-// block's number of warps.
-template <bool LAYER, int DT, int WEIGHT, int WARPS_OF_BLOCK> struct te_gemv_norm {
+// block's number of warps. ALONE: A has one row.
+template <bool LAYER, int DT, int WEIGHT, int WARPS_OF_BLOCK, bool ALONE> struct te_gemv_norm {
     enum { MOST = TE__GEMV_NORM_CHUNKS };
     const te__gemv_norm &how;
     const te_u16 *a; // [m, k]
@@ -48,7 +48,7 @@ template <bool LAYER, int DT, int WEIGHT, int WARPS_OF_BLOCK> struct te_gemv_nor
 #pragma unroll 1
         for (int p = warp; p < parts; p += WARPS_OF_BLOCK) {
             te_norm_moments moments;
-            if (!moments.first<LAYER>(total(scratch, p / how.warps), one_nth)) continue;
+            if (!moments.first<LAYER>(total(scratch, row_of(p)), one_nth)) continue;
             load(p, of);
             put(scratch + 2 * parts, p, sum(p, of, moments.mean));
         }
@@ -71,9 +71,12 @@ template <bool LAYER, int DT, int WEIGHT, int WARPS_OF_BLOCK> struct te_gemv_nor
 
 private:
     // Returns the number in its row of the lane's vector c of a part.
-    TE_DEV int vector(int part, int c) const { return (part % how.warps + c * how.warps) * 32 + (threadIdx.x & 31); }
+    TE_DEV int vector(int part, int c) const {
+        return ((ALONE ? part : part % how.warps) + c * how.warps) * 32 + (threadIdx.x & 31);
+    }
+    TE_DEV int row_of(int part) const { return ALONE ? 0 : part / how.warps; }
     TE_DEV void load(int part, te_raw<DT> x[MOST]) const {
-        const te_u16 *from = a + part / how.warps * lda;
+        const te_u16 *from = a + row_of(part) * lda;
 #pragma unroll
         for (int c = 0; c < MOST; c++) {
             const int v = vector(part, c);

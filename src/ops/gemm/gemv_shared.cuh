@@ -13,6 +13,7 @@
 #include "device/vector.cuh"
 #include "base/scaling.h"
 #if SCALES == 2
+#include "ops/gemm/gemv_integers.cuh"
 #include "ops/nvfp4/nvfp4.cuh"
 #endif
 
@@ -25,18 +26,30 @@
 #define AT_ONCE (HIGH == 1 ? 2 : 4)   // parts of a thread whose loads it waits for at once
 
 struct te_gemv_shared {
-    te_u32 base, of_scales, zeros; // addresses in shared memory; zeros: with FOURS, lanes read them in place of Y
-    int turns, few, line_bytes, all; // all: parts of all lines
+    te_u32 base, of_scales, zeros; // addresses in shared memory; zeros: with FOURS and INTEGERS, lanes read them in place of Y
+#if ONE
+    enum { few = 1 };
+#else
+    int few;
+#endif
+    int turns, line_bytes, all; // all: parts of all lines
     te_u32 inverse;                  // ceil(2^32 / parts of a line): so a division is one multiplication
     te_i64 k;
     float *scratch; // of 32 numbers
     // `memory` has 128 bytes and TE__GEMV_SHARED, and starts at a multiple of 16.
-    TE_DEV te_gemv_shared(te_i64 few, te_i64 k, void *memory) : few((int)few), k(k), scratch((float *)memory) {
+    TE_DEV te_gemv_shared(te_i64 lines, te_i64 k, void *memory) : k(k), scratch((float *)memory) {
+#if !ONE
+        few = (int)lines;
+#endif
         turns = (int)te_div_up(k, TURN), line_bytes = TE__GEMV_LINE(turns, TURN);
-        base = te_smem(scratch + 32), of_scales = base + (int)few * line_bytes;
-        zeros = of_scales + (int)few * turns * 16;
-        all = (int)few * turns * PARTS, inverse = 0xffffffffu / (te_u32)(turns * PARTS) + 1;
+        base = te_smem(scratch + 32), of_scales = base + few * line_bytes;
+        zeros = of_scales + few * turns * 16;
+        all = few * turns * PARTS, inverse = 0xffffffffu / (te_u32)(turns * PARTS) + 1;
+#if INTEGERS
+        te_integers_zeros(zeros);
+#else
         if (HALVES && threadIdx.x < 16) te_sts16(zeros + threadIdx.x * 16, make_uint4(0, 0, 0, 0));
+#endif
     }
     // Returns the address of a line for lane t of a quad. Lines beyond the last one have its address.
     TE_DEV te_u32 line(int number, int t) const { return base + min(number, few - 1) * line_bytes + t * 16; }
@@ -62,6 +75,7 @@ struct te_gemv_shared {
 
     // Returns the line and the number in the line of part i.
     TE_DEV int2 part_of(int i) const {
+        if (ONE) return make_int2(0, i);
         const int line = (int)__umulhi((te_u32)i, inverse); // right for all i below 2^32 / parts of a line
         return make_int2(line, i - line * turns * PARTS);
     }
@@ -200,7 +214,12 @@ struct te_gemv_shared {
             for (int j = 0; j < 8; j++) v[j] = v[j] == v[j] ? v[j] : __uint_as_float(0x7f800000u);
             const te_u8 code = te_nvfp4_block_code(most, tensor);
             const te_u32 of = te_fp8x2_to_f16(code, 0, TE_F8E4M3);
-            te_decode_fp4x8(te_nvfp4_pack8(v, te_nvfp4_multiplier(code, tensor)), __byte_perm(of, 0, 0x1010), out);
+            const te_u32 codes = te_nvfp4_pack8(v, te_nvfp4_multiplier(code, tensor));
+#if INTEGERS
+            te_integers_put(base, number, codes, of);
+#else
+            te_decode_fp4x8(codes, __byte_perm(of, 0, 0x1010), out);
+#endif
 #else
             te_u32 code[2] = {0, 0};
 #if BLOCK
@@ -221,7 +240,9 @@ struct te_gemv_shared {
 #pragma unroll
             for (int j = 0; j < 4; j++) out[j] = te_fp8x2_to_f16(code[j >> 1], j & 1, Y_DT);
 #endif
+#if !INTEGERS
             put(line, number, out);
+#endif
 #pragma unroll
             for (int l = 0; l + 1 < AT_ONCE; l++) raw[l] = raw[l + 1];
         }

@@ -59,7 +59,7 @@ TE_DEV void te_follow() {
 
 // Lets the next kernel of the stream start as soon as all blocks of this one have, as te_follow does in kernels of at
 // most 64 blocks. Stands behind te_follow, in kernels that a small one follows, or one whose blocks find equal room on
-// all multiprocessors (tests/bench/notes.md).
+// all multiprocessors (tests/bench/notes.md). Before te_follow in a kernel whose successors read weights ahead.
 TE_DEV void te_lead() {
 #if __CUDA_ARCH__ >= 900
     if (gridDim.x * gridDim.y * gridDim.z > 64) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -9,10 +9,12 @@
 // Each lane copies the pieces of B that it will read itself into shared memory (cp.async), DEPTH turns ahead, from one
 // tile into the next. So bytes of B are always on their way, also while A is read and quantized and while sums are
 // added up. If `early`, they are on their way before the previous kernel of the stream has ended. A multiprocessor has
-// room for two blocks, of this kernel and of the next one.
+// room for two blocks, of this kernel and of the next one. The next one may start as soon as it finds room (te_lead
+// before te_follow). So its bytes are on their way too. A block's first copies go one by one, each a half of a turn:
+// all at once, they would fill the queues of memory, where A waits, and the loads of the kernels before.
 //
 // A is in shared memory: as it is, or quantized by each block and decoded into f16 (gemv_shared.cuh). NORM: each block
-// normalizes A's rows before (gemv_norm.cuh).
+// normalizes A's rows before (gemv_norm.cuh). One row of NVFP4 is multiplied by integer products (gemv_integers.cuh).
 //
 // With a gated activation, a group multiplies a tile of the first product and the same lines of the second one. Their
 // sums over warps are added up together.
@@ -53,23 +55,26 @@
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0|1 EIGHTS=1 ONE=1 WARPS=8|16 HIGH=3 D_DT=3 DEPTH=2|3 JOINT=1|3
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 ONE=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=2|3 JOINT=2 ACT=8
 // te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=0 D_DT=3 DEPTH=3 JOINT=1 NORM=1|2 W_DT=3
-// te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=4 HIGH=0 D_DT=3 DEPTH=3 JOINT=2 ACT=8 NORM=1 W_DT=3
+// te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 EIGHTS=1 ONE=1 WARPS=4 HIGH=0 D_DT=3 DEPTH=3 JOINT=2 ACT=8 NORM=1 W_DT=3
 // te:row A_DT=2 B_DT=2 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=2 WARPS=1 HIGH=0 D_DT=2 DEPTH=1 JOINT=1 NORM=2 W_DT=1
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1|2 W_DT=3
-// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=3 JOINT=2 ACT=8 NORM=1 W_DT=3
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 EIGHTS=1 ONE=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=3 JOINT=2 ACT=8 NORM=1 W_DT=3
 // te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 FOURS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 EIGHTS=2 WARPS=4 HIGH=3 D_DT=3 DEPTH=2 JOINT=2 ACT=8 NORM=2 W_DT=3
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1|2 W_DT=3
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1|2 W_DT=3
-// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 ONE=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=3 JOINT=2 ACT=8 NORM=1 W_DT=3
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 EIGHTS=1 ONE=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=3 JOINT=2 ACT=8 NORM=1 W_DT=3
 // te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8|16 HIGH=0 D_DT=3 DEPTH=3 JOINT=1 ROPE=1
-// te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=0 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
-// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
-// te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
-// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 FOURS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
-// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
+// te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=0 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
+// te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
+// te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 FOURS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
 #define SHORT_A 1
+#ifndef SWIZZLED
+#define SWIZZLED 0
+#endif
 #include "ops/gemm/epilogue.cuh"
 #include "ops/gemm/gemv_codes.cuh"
 
@@ -166,14 +171,14 @@ struct te_joint_ring {
                      te__group_scale_at(SWIZZLED, 0, p.ld_block_b, min(unit.line_of(k, lane & 15), p.n - 1), 0);
         left = each;
     }
-    // Starts the copies of the next turn, over the oldest one, which all lanes have read. `slowly`: half of them when the
-    // other half have arrived, and those when the turn before has.
-    TE_DEV void copy(bool slowly = false) {
+    // Starts the copies of the next turn, over the oldest one, which all lanes have read. `one_by_one`: those of line g
+    // when the turn before has arrived, and those of line g + 8 when they have.
+    TE_DEV void copy(bool one_by_one = false) {
         if (there) {
             const int lane = threadIdx.x & 31;
 #pragma unroll
             for (int l = 0; l < 2; l++) {
-                if (slowly) te_cp_async_wait_all();
+                if (one_by_one) te_cp_async_wait_all();
 #pragma unroll
                 for (int i = 0; i < UNITS; i++)
                     te_cp_async16_ahead<ONCE>(slot + (2 * i + l) * 512 + lane * 16, codes + l * eight + 64 * i);
@@ -333,8 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
             }
 #if INTEGERS
             integers.multiply(sum[0], u[i], of_u, n, i);
-            continue;
-#endif
+#else
 #pragma unroll
             for (int c = 0; c < CHUNKS; c++) {
                 te_u32 x[2][4], y[4];
@@ -349,6 +353,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
                 if ((SCALES == 1 && (EXCHANGED || last)) || (BLOCK && last && i == UNITS - 1))
                     add_scaled(2 * i + (EXCHANGED ? c : 0));
             }
+#endif
         }
         if (EARLY_COPY) return;
         if (SCALES) __syncwarp();
@@ -397,14 +402,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
             }
 #if INTEGERS
 #pragma unroll
-            for (int l = 0; l < 2; l++) {
+            for (int l = 0; l < 2; l++) { // the four lanes of a quad have two blocks of eight each
                 float all = sum[0][l] * TE_INTEGERS_POWER;
                 all += __shfl_xor_sync(0xffffffffu, all, 1);
                 all += __shfl_xor_sync(0xffffffffu, all, 2);
                 if (t == 0) of_unit[(h * WARPS + warp) * 16 + g + l * 8] = all;
             }
-            continue;
-#endif
+#else
             const float power = SCALES == 2 ? 1.0f / (TE_DECODE_FP4 * TE_DECODE_FP4) : 1.0f;
 #pragma unroll
             for (int l = 0; l < SETS; l++)
@@ -416,6 +420,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
                     if ((!HALVES || t < 2) && y < few)
                         of_unit[((h * WARPS + warp) * few + y) * 16 + g + e / 2 * 8] = all;
                 }
+#endif
         }
         // waits for the warps of the group; so the sums of two units suffice
         if (WARPS == 16) __syncthreads();

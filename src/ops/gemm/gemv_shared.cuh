@@ -26,7 +26,7 @@
 #define AT_ONCE (HIGH == 1 ? 2 : 4)   // parts of a thread whose loads it waits for at once
 
 struct te_gemv_shared {
-    te_u32 base, of_scales, zeros; // addresses in shared memory; zeros: with FOURS and INTEGERS, lanes read them in place of Y
+    te_u32 base, of_scales, zeros; // in shared memory; zeros: lanes read them in place of Y, with FOURS and INTEGERS
 #if ONE
     enum { few = 1 };
 #else

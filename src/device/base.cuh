@@ -41,7 +41,7 @@ typedef long long te_i64;
 #endif
 
 // Waits until all earlier kernels in the stream have ended and their writes are visible. A kernel with this call is
-// launched early: its blocks may start while the previous kernel ends (programmatic dependent launch).
+// launched early: its blocks may start while earlier kernels still run (programmatic dependent launch).
 // Write the call as a statement of its own at the top level of a kernel. Before the call, the kernel must not access
 // device memory other than its arguments, with one exception: it may read what the host has found to be settled
 // (ops/early.c), if an argument says so. Without that argument such a kernel also calls te_follow at its beginning,
@@ -59,7 +59,9 @@ TE_DEV void te_follow() {
 
 // Lets the next kernel of the stream start as soon as all blocks of this one have, as te_follow does in kernels of at
 // most 64 blocks. Stands behind te_follow, in kernels that a small one follows, or one whose blocks find equal room on
-// all multiprocessors (tests/bench/notes.md). Before te_follow in a kernel whose successors read weights ahead.
+// all multiprocessors (tests/bench/notes.md). In gemv_joint it stands before te_follow: the next kernel reads weights
+// ahead even earlier. The order stays safe, since the next kernel waits until this one has ended, and this one does not
+// end before those ahead of it.
 TE_DEV void te_lead() {
 #if __CUDA_ARCH__ >= 900
     if (gridDim.x * gridDim.y * gridDim.z > 64) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

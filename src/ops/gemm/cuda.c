@@ -588,19 +588,27 @@ static int te__gemv_joint_warps(const te__plan *p, int64_t tiles, int64_t turns)
     return warps;
 }
 
-static const char *te__joint_why(const te__gemm_joint *j) {
-#define COPIED "products of a few rows at once: B by copies ahead into shared memory, "
-#define MULTIPLIED "to the tensor cores (mma.sync)"
+/* Returns how gemv_joint computes the products. */
+static const char *te__joint_why(const te__plan *p, const te__gemm_joint *j) {
+#define TE__JOINT_COPIED "products of a few rows at once: B by copies ahead into shared memory, "
+#define TE__JOINT_NORMED TE__JOINT_COPIED "A normalized and quantized by each block; "
+#define TE__JOINT_QUANTIZED TE__JOINT_COPIED "A quantized by each block; "
+#define TE__JOINT_MULTIPLIED "to the tensor cores (mma.sync)"
     const te_op_gemm_args *a = j->q->args;
-    if (!j->q->high) return j->norm ? COPIED "A normalized by each block, " MULTIPLIED : COPIED MULTIPLIED;
-    if (a->m == 1 && a->scaling_a == TE_SCALING_NVFP4)
-        return j->norm ? COPIED "A normalized and quantized by each block; codes as integers, " MULTIPLIED
-                       : COPIED "A quantized by each block; codes as integers, " MULTIPLIED;
-    return j->norm ? COPIED "A normalized and quantized by each block; codes decoded exactly into f16, " MULTIPLIED
-                   : COPIED "A quantized by each block; codes decoded exactly into f16, " MULTIPLIED;
-#undef COPIED
-#undef MULTIPLIED
+    if (!j->q->high)
+        return j->norm ? TE__JOINT_COPIED "A normalized by each block, " TE__JOINT_MULTIPLIED
+                       : TE__JOINT_COPIED TE__JOINT_MULTIPLIED;
+    if (a->m == 1 && a->scaling_a == TE_SCALING_NVFP4 && p->sm != 103) /* the kernel's INTEGERS */
+        return j->norm ? TE__JOINT_NORMED "codes as integers, " TE__JOINT_MULTIPLIED
+                       : TE__JOINT_QUANTIZED "codes as integers, " TE__JOINT_MULTIPLIED;
+    return j->norm ? TE__JOINT_NORMED "codes decoded exactly into f16, " TE__JOINT_MULTIPLIED
+                   : TE__JOINT_QUANTIZED "codes decoded exactly into f16, " TE__JOINT_MULTIPLIED;
+#undef TE__JOINT_COPIED
+#undef TE__JOINT_NORMED
+#undef TE__JOINT_QUANTIZED
+#undef TE__JOINT_MULTIPLIED
 }
+
 static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) {
     const te__gemm_problem *q = j->q;
     const te_op_gemm_args *a = q->args, *of_a = q->high ? q->high : a;
@@ -662,7 +670,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     te__launch_size(l, p->num_sms, 1, 1, 512, shared); /* blocks without a tile keep a place too */
     l->overlaps = true;
     p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
-    te__plan_why(p, te__joint_why(j));
+    te__plan_why(p, te__joint_why(p, j));
     return p->result;
 }
 

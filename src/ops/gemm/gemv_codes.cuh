@@ -16,7 +16,8 @@ static_assert(A_DT != 1 && B_DT != 1, "no f32");
 #ifndef ONE
 #define ONE 0 // whether Y has one line
 #endif
-#define INTEGERS (ONE && SCALES == 2) // products of gemv_integers.cuh
+// Products of gemv_integers.cuh. The tensor cores of sm_103 are slow with integers.
+#define INTEGERS (ONE && SCALES == 2 && __CUDA_ARCH__ != 1030)
 #ifdef FOURS
 #define HALVES 1 // columns of a product: 1: two halves, of two groups; 0: eight lines of Y
 #define SETS FOURS

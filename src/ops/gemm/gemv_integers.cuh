@@ -1,11 +1,11 @@
 // ops/gemm/gemv_integers.cuh: multiplies one line Y of NVFP4 codes by sixteen lines of X, by products of integers.
 //
 // Twice the value of a code is an integer from -12 to 12. The sum of a block's 16 products is an integer too, and the
-// tensor cores compute it exactly. Codes need no scales for that: two table look-ups decode four of them. Only the sums
-// of blocks are scaled, one for each 16 values.
+// tensor cores compute it exactly. So codes are not scaled, only the sums of blocks are. Two table look-ups decode four
+// codes: one those that are positive, one the negative ones, which have products of their own.
 //
-// A product (mma.sync) has eight columns. Each column has another block of Y, and zeros where the other blocks are.
-// Four products take the 128 values of a unit:
+// A product (mma.sync) has eight columns. Each column has a block of Y of its own, and zeros in place of the others.
+// Four products, and four with negative codes, take the 128 values of a unit:
 //
 //                     values:   0 .. 15   16 .. 31   32 .. 47   ..
 //     column 0                  block 0   0          0
@@ -22,8 +22,8 @@
 
 #define TE_INTEGERS_POWER 16.0f // of a sum: 2^6 for the scales, and 1/4 for twice each value
 
-// A table of twice the values of codes 0 to 7: its lower half, and its upper one. 256 bytes of shared memory have
-// zeros, of which 144 are read, and from TE_INTEGERS_TABLE on the lower half four times.
+// Twice the values of codes 0 to 3, and of codes 4 to 7. `zeros` has 256 bytes: zeros, of which the first 144 are read,
+// and from TE_INTEGERS_TABLE on the first of the two words four times.
 #define TE_INTEGERS_LOWER 0x03020100u
 #define TE_INTEGERS_UPPER 0x0c080604u
 #define TE_INTEGERS_TABLE 240
@@ -44,7 +44,7 @@ TE_DEV te_u32 te_integers_scaled(te_u32 scales, te_u32 by) { // two f16 each
     return r;
 }
 
-// Writes eight codes of Y, number `number` of the line's eights, at `base`. `scale`: the scale of their block as f16.
+// Writes the codes 8 number .. 8 number + 7 of Y, which starts at `base`. `scale`: the scale of their block as f16.
 TE_DEV void te_integers_put(te_u32 base, int number, te_u32 codes, te_u32 scale) {
     const te_u32 turn = base + number / 32 * 512, at = number % 32;
     te_u32 of[2];
@@ -100,7 +100,7 @@ template <int SHARERS> struct te_integers_y {
         for (int l = 0; l < 2; l++) {
             const te_u32 s = te_integers_scaled(te_fp8x2_to_f16(of_x[l], 0, TE_F8E4M3), scale);
 #pragma unroll
-            for (int h = 0; h < 2; h++) { // an integer below 2^22, added to the bits of 1.5 * 2^23, adds its value
+            for (int h = 0; h < 2; h++) { // an integer below 2^22 added to the bits of 1.5 * 2^23 adds its value
                 const int bits = plus[2 * l + h] - minus[2 * l + h] + 0x4b400000;
                 sum[l] = fmaf(__int_as_float(bits) - 12582912.0f, te_f16_to_f32((te_u16)(s >> (16 * h))), sum[l]);
             }

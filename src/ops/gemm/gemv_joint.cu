@@ -9,9 +9,9 @@
 // Each lane copies the pieces of B that it will read itself into shared memory (cp.async), DEPTH turns ahead, from one
 // tile into the next. So bytes of B are always on their way, also while A is read and quantized and while sums are
 // added up. If `early`, they are on their way before the previous kernel of the stream has ended. A multiprocessor has
-// room for two blocks, of this kernel and of the next one. The next one may start as soon as it finds room (te_lead
-// before te_follow). So its bytes are on their way too. A block's first copies go one by one, each a half of a turn:
-// all at once, they would fill the queues of memory, where A waits, and the loads of the kernels before.
+// room for two blocks, of this kernel and of the next one. The next one starts as soon as it finds room (te_lead before
+// te_follow), so its bytes are on their way too. If `early`, a lane's first copies go one by one, each a half of a
+// turn: all at once, they would fill the queues of memory, in which A and the loads of earlier kernels wait as well.
 //
 // A is in shared memory: as it is, or quantized by each block and decoded into f16 (gemv_shared.cuh). NORM: each block
 // normalizes A's rows before (gemv_norm.cuh). One row of NVFP4 is multiplied by integer products (gemv_integers.cuh).
@@ -22,7 +22,7 @@
 // Benchmark: tests/bench/notes.md, "Launches".
 //
 // Options: A_DT, B_DT, EIGHTS, FOURS, SCALES, SWIZZLED, BLOCK and HIGH of gemv_k. k has whole turns, rows of A start at
-// multiples of 16 bytes, and a D has one factor. BLOCK is 0 or 2.
+// multiples of 16 bytes, and a D has one factor. BLOCK is 0 or 2. SWIZZLED may be undefined: 0.
 //          ONE     1: A has one row; 0 or undefined: it may have more
 //          D_DT    te_dtype of D
 //          WARPS   warps of a tile: 1, 2, 4, 8 or 16
@@ -63,14 +63,14 @@
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 FOURS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 SWIZZLED=0 EIGHTS=2 WARPS=4 HIGH=3 D_DT=3 DEPTH=2 JOINT=2 ACT=8 NORM=2 W_DT=3
 // te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1|2 W_DT=3
-// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1|2 W_DT=3
-// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 EIGHTS=1 ONE=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=3 JOINT=2 ACT=8 NORM=1 W_DT=3
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=2 JOINT=1 NORM=1|2 W_DT=3
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 EIGHTS=1 ONE=1 WARPS=4 HIGH=3 D_DT=3 DEPTH=2 JOINT=2 ACT=8 NORM=1 W_DT=3
 // te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8|16 HIGH=0 D_DT=3 DEPTH=3 JOINT=1 ROPE=1
 // te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=0 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
 // te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 FOURS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
-// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=2 JOINT=1 NORM=1 W_DT=3 ROPE=1
 #define SHORT_A 1
 #ifndef SWIZZLED
 #define SWIZZLED 0
@@ -113,6 +113,7 @@ struct te_joint_kargs {
 // Whether all pieces of a turn go to registers first, so that its place is free for copies while it is multiplied. With
 // scales, registers would spill.
 #define EARLY_COPY (!SCALES && !BLOCK)
+#define EARLY_STARTS (__CUDA_ARCH__ >= 900) // whether a launch starts before the one ahead of it has ended
 #define ONCE (BITS < 16) // whether the L2 cache need not keep B; numbers of 16 bits are not always faster so
 #define STEP ((SCALES == 2 ? 4 : 1) * (SWIZZLED ? 512 : 4)) // bytes of scales from one turn to the next
 
@@ -227,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
     te_gemv_shared in(few, k.k, sums + 2 * HALF * 16 * few * 16);
     if (!k.early) te_follow();
 #pragma unroll 1
-    for (int i = 0; i < DEPTH; i++) ring.copy(true);
+    for (int i = 0; i < DEPTH; i++) ring.copy(EARLY_STARTS && k.early);
 #if NORM
     te_gemv_norm<NORM == 2, HIGH ? HIGH : A_DT, W_DT, THREADS / 32, ONE> norm(k.norm, k.a, k.lda, few, k.k);
     if (threadIdx.x < in.all) norm.ask_weights(in.part_of(threadIdx.x).y);
@@ -402,7 +403,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
             }
 #if INTEGERS
 #pragma unroll
-            for (int l = 0; l < 2; l++) { // the four lanes of a quad have two blocks of eight each
+            for (int l = 0; l < 2; l++) { // each lane of a quad has two of a unit's eight blocks
                 float all = sum[0][l] * TE_INTEGERS_POWER;
                 all += __shfl_xor_sync(0xffffffffu, all, 1);
                 all += __shfl_xor_sync(0xffffffffu, all, 2);

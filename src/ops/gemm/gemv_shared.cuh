@@ -8,7 +8,8 @@
 // Else the lines have the normalized rows, in order, and are quantized in place.
 //
 // A line has a slot of 16 bytes for each chunk of eight values. In a turn the four lanes of a quad read neighbouring
-// slots, so the slots are in the order [unit][chunk][lane], where each lane has the chunks that it has of X.
+// slots, so the slots are in the order [unit][chunk][lane], where each lane has the chunks that it has of X. With
+// INTEGERS, a turn has integers and scales in the order of gemv_integers.cuh.
 #pragma once
 #include "device/vector.cuh"
 #include "base/scaling.h"

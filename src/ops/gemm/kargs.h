@@ -107,7 +107,8 @@ typedef struct te__gemv_joint_kargs {
 } te__gemv_joint_kargs;
 /* The bytes of shared memory for `few` lines of k values, without the sums of two tiles of 16 lines. Each line has
  * `turns` turns of `turn` f16, and 64 bytes, so that lines start in different banks. Behind the lines are four f32
- * scales for each turn of each line, and 256 bytes of zeros. */
+ * scales for each turn of each line, and 256 bytes of zeros. One line of NVFP4 has integers in place of f16, and a
+ * table in the last of these bytes (gemv_integers.cuh). */
 #define TE__GEMV_LINE(turns, turn) ((turns) * (turn) * 2 + 64)
 #define TE__GEMV_SHARED(few, turns, turn) ((few) * (TE__GEMV_LINE(turns, turn) + (turns) * 16) + 256)
 #define TE__GEMV_SUMS(warps, lines) (2 * (warps) * (lines) * 16 * 4 + 128) /* `lines`: of Y, rounded up to whole sets */

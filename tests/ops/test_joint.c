@@ -21,13 +21,14 @@ static const joint_case joint_cases[] = {{"bf16", (te_quant_kind)0, TE_BF16, TE_
 static bool joins(const joint_case *c) { return c->dtype != TE_F32 && c->of_weight != TE_SCALING_BLOCK_1D; }
 typedef enum step { NOTHING, ACTIVATION, RESIDUAL } step;
 
-/* The row-wise codes of w; `fp8`: their format, if it is not NVFP4. */
-static void weight_of(te_ctx *te, const joint_case *c, te_dtype fp8, te_tensor *w, te_joint_product *p) {
+/* The row-wise codes of w; `fp8`: their format, if it is not NVFP4; `swizzled`: the layout of their scales. */
+static void weight_of(te_ctx *te, const joint_case *c, te_dtype fp8, bool swizzled, te_tensor *w, te_joint_product *p) {
     te_quantizer_desc desc = {0};
     te_tensor *codes = NULL, *scales = NULL;
     desc.kind = c->kind;
     desc.dtype = c->kind == TE_QUANT_NVFP4 ? TE_F4E2M1 : fp8;
     desc.usage = TE_ROWWISE;
+    desc.optimize_for_gemm = swizzled;
     if (c->kind == TE_QUANT_BLOCK) desc.block.block_scaling_dim = c->of_weight == TE_SCALING_BLOCK_2D ? 2 : 1;
     te_quantizer *q = te_quantizer_create(te, &desc);
     te_tensor *y = q ? te_quantize(q, w) : NULL;
@@ -56,6 +57,7 @@ static void by_calls(te_ctx *te, const te_op_joint_gemm_args *a, te_tensor *d[3]
         g.m = a->m, g.n = p->n, g.k = a->k;
         g.b_transposed = true;
         g.scaling_a = a->scaling_a, g.scaling_b = a->scaling_b;
+        g.swizzled_scales = a->swizzled_scales;
         g.quantize_a = a->quantize_a, g.quantize_power_of_two = a->quantize_power_of_two;
         te_op_gemm(te, &g);
     }
@@ -122,7 +124,7 @@ static void check_normed(te_ctx *te, const joint_case *c, before b, te_dtype wei
         te_joint_product *p = &a.product[i];
         p->n = s == ACTIVATION ? widths[0] : widths[i];
         te_tensor *w = test_tensor(te, out, SHAPE(p->n, k), test_normal(p->n * k, (uint64_t)(7 + i)));
-        if (c->kind) weight_of(te, c, TE_F8E4M3, w, p);
+        if (c->kind) weight_of(te, c, TE_F8E4M3, false, w, p);
         else p->b = w;
         p->bias = (m + i) % 3 == 0 ? test_tensor(te, TE_BF16, SHAPE(p->n), test_normal(p->n, 9)) : NULL;
         p->d = halves ? (i ? NULL : halves) : test_guarded(te, out, SHAPE(m, p->n));
@@ -220,6 +222,44 @@ TE_TEST_DEVICES(joint_gemm_of_rows_far_from_zero) {
     REQUIRE_OK(te);
     check_d(te, a.product[0].d, d[0], K);
     check_norm_apart(te, &a, &a.product[0].d, 1);
+}
+
+/* Scales in tiles of 128 x 4; a NaN among A's numbers, which NVFP4 gives the code of infinity; a scale of B that is NaN, which makes one column of D NaN. */
+TE_TEST_DEVICES(joint_gemm_of_swizzled_scales_and_nan) {
+    enum { N = 150, K = 768, LINE = 70 };
+    for (int c = 0; c < COUNT(joint_cases); c++)
+        for (int64_t m = 1; m <= 3; m += 2) {
+            const joint_case *j = &joint_cases[c];
+            te_op_joint_gemm_args a = {0};
+            if (j->scaling != TE_SCALING_MXFP8 && j->scaling != TE_SCALING_NVFP4) continue;
+            te_scope_begin(te);
+            test_case("%s, m=%lld", j->name, (long long)m);
+            float *x = test_normal(m * K, 3);
+            if (j->scaling == TE_SCALING_NVFP4) x[K / 2 + 5] = NAN;
+            a.a = test_tensor(te, TE_BF16, SHAPE(m, K), x);
+            a.count = 1, a.m = m, a.k = K;
+            a.scaling_a = j->scaling, a.scaling_b = j->of_weight, a.quantize_a = j->dtype, a.swizzled_scales = true;
+            te_joint_product *p = &a.product[0];
+            p->n = N;
+            weight_of(te, j, TE_F8E4M3, true, test_tensor(te, TE_BF16, SHAPE(N, K), test_normal(N * K, 4)), p);
+            REQUIRE_OK(te);
+            te_tensor *scales = (te_tensor *)p->scale_b;
+            uint8_t *bytes = (uint8_t *)test_read_bytes(scales);
+            bytes[LINE % 32 * 16 + LINE / 32 * 4] = j->scaling == TE_SCALING_NVFP4 ? 0x7f : 0xff; /* the line's first scale, in the first tile */
+            te_tensor_copy_from_host(scales, bytes);
+            p->d = test_guarded(te, TE_BF16, SHAPE(m, N));
+            te_tensor *d[3] = {test_guarded(te, TE_BF16, SHAPE(m, N))};
+            te_op_joint_gemm(te, &a);
+            by_calls(te, &a, d, NULL);
+            REQUIRE_OK(te);
+            float *got = test_read(p->d), *want = test_read(d[0]);
+            for (int64_t i = 0; i < m * N; i++) {
+                CHECK_MSG(isnan(got[i]) == (i % N == LINE) && isnan(want[i]) == (i % N == LINE), "%lld: %g, by te_op_gemm %g", (long long)i, got[i], want[i]);
+                if (i % N == LINE) got[i] = want[i] = 0;
+            }
+            CHECK_CLOSE("D", got, want, m * N, 0x1p-7, 4 * sqrt((double)K) * 0x1p-24 * sqrt((double)K)); /* as check_d */
+            te_scope_end(te);
+        }
 }
 
 TE_TEST_DEVICES(joint_gemm_complaints) {
@@ -337,7 +377,7 @@ static void check_into(te_ctx *te, const into_case *c) {
         te_joint_product *p = &a.product[i];
         p->n = (i ? groups : c->heads) * d;
         te_tensor *w = test_tensor(te, dtype, SHAPE(p->n, c->k), test_normal(p->n * c->k, (uint64_t)(7 + i)));
-        if (j->kind) weight_of(te, j, TE_F8E4M3, w, p);
+        if (j->kind) weight_of(te, j, TE_F8E4M3, false, w, p);
         else p->b = w;
         p->bias = i ? NULL : test_tensor(te, TE_BF16, SHAPE(p->n), test_normal(p->n, 9));
         p->d = i ? NULL : packed[0];
@@ -474,7 +514,7 @@ TE_TEST_DEVICES(joint_gemm_of_mixed_formats) {
                 te_joint_product *p = &a.product[i];
                 te_tensor *w = test_tensor(te, TE_BF16, SHAPE(N, K), test_normal(N * K, (uint64_t)(2 + i)));
                 p->n = N;
-                if (mixed_b) weight_of(te, &joint_cases[3], other ? TE_F8E5M2 : TE_F8E4M3, w, p);
+                if (mixed_b) weight_of(te, &joint_cases[3], other ? TE_F8E5M2 : TE_F8E4M3, false, w, p);
                 else p->b = w;
                 p->d = other && !mixed_b ? test_guarded(te, TE_F32, SHAPE(M, N)) : te_tensor_narrow(wide, 1, i * N, N);
                 d[i] = test_guarded(te, other && !mixed_b ? TE_F32 : TE_BF16, SHAPE(M, N));

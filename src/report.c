@@ -120,9 +120,9 @@ TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
     te__say(&t, "te.h %d.%d.%d, %d processors\n", TE_VERSION_MAJOR, TE_VERSION_MINOR, TE_VERSION_PATCH,
             te__cpu_count());
     te__say(&t, "arithmetic: FLT_EVAL_METHOD %d%s\n", (int)FLT_EVAL_METHOD,
-            FLT_EVAL_METHOD == 0 ? ""
-                                 : ": numbers are kept wider than their type, so the CPU backend's codes are not those "
-                                   "of other machines (x86: -msse2 -mfpmath=sse)");
+            TE__FLOATS_ARE_WIDE ? ": numbers are kept wider than their type, so the CPU backend's codes are not those "
+                                  "of other machines (x86: -msse2 -mfpmath=sse)"
+                                : "");
     te__cuda_report(&t);
     te__dist_report(&t);
     if (te) {

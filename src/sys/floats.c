@@ -77,11 +77,15 @@ static inline float te__floats_divide(double a, double b) {
     return quotient;
 }
 
+/* Whether sums and products of f32 may be kept wider than f32. 16, of processors with instructions for _Float16, says
+ * of that type alone that it is computed as it is. */
+#define TE__FLOATS_ARE_WIDE (FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16)
+
 /* Returns false if the compiler may reorder sums, divide by multiplying, or ignore the sign of zero. Tests this with a
- * few computations, because clang defines no macros for these single parts of -ffast-math. If FLT_EVAL_METHOD is not 0,
- * returns true without a test (see te_report). */
+ * few computations, because clang defines no macros for these single parts of -ffast-math. If floats are wide, returns
+ * true without a test (see te_report). */
 static inline bool te__arithmetic_is_exact(void) {
-#if FLT_EVAL_METHOD == 0
+#if !TE__FLOATS_ARE_WIDE
     volatile float large = 16777216.0f, one = 1.0f, five = 5.0f, minus_zero = -0.0f, quotient, zero;
     float a = large, b = one;
     te__floats was = te__floats_begin();

@@ -106,7 +106,11 @@ TE_TEST(report_fits_any_buffer) {
 }
 
 TE_TEST(report_tells_how_numbers_are_kept) {
+    static const char name[] = "arithmetic: FLT_EVAL_METHOD ";
     char text[4096];
     te_report(NULL, text, sizeof text);
-    CHECK_STR(text, FLT_EVAL_METHOD == 0 ? "arithmetic: FLT_EVAL_METHOD 0\n" : "wider than their type");
+    const char *line = strstr(text, name);
+    REQUIRE(line);
+    const int method = atoi(line + strlen(name)); /* te.h's, which may be compiled for another processor than this test */
+    CHECK_MSG((method == 0 || method == 16) == !strstr(line, "wider than their type"), "%s", line);
 }

@@ -24,7 +24,7 @@
  *   - the unit is sharded: each rank gets its slices from all ranks, and adds them up in f32 (a custom group needs
  *     all_to_all); or
  *   - the unit is not sharded, has two ranks and bf16, and its sums are divided by a power of two.
- * Numbers near the smallest normal one, 2^-126, may lose bits, since some are divided before they are added. The
+ * Gradients near 2^-126, the smallest normal number, may lose bits: some are divided before they are added. The
  * formats decide, so all ranks must give the same parameters main_grads of the same formats.
  *
  * Overlap. A group of processes (NCCL) runs these collectives on a second stream, while the pass goes on: at most two

@@ -59,9 +59,9 @@ TE_DEV void te_follow() {
 
 // Lets the next kernel of the stream start as soon as all blocks of this one have, as te_follow does in kernels of at
 // most 64 blocks. Stands behind te_follow, in kernels that a small one follows, or one whose blocks find equal room on
-// all multiprocessors (tests/bench/notes.md). In gemv_joint it stands before te_follow: the next kernel reads weights
-// ahead even earlier. The order stays safe, since the next kernel waits until this one has ended, and this one does not
-// end before those ahead of it.
+// all multiprocessors (tests/bench/notes.md). In gemv_joint it stands before te_follow, so that the next kernel starts
+// sooner to read its weights. The order stays safe: the next kernel waits until this one has ended, and this one does
+// not end before those ahead of it.
 TE_DEV void te_lead() {
 #if __CUDA_ARCH__ >= 900
     if (gridDim.x * gridDim.y * gridDim.z > 64) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -517,8 +517,8 @@ static te_result te__shards_take(te__shard_set *set, te_result result) {
     te__frame_end(te, NULL, 0);
     return result;
 }
-/* Gathers the parameters of a set, if they are sharded: by `spread`, unless they were gathered ahead. All ranks must
- * call it. */
+/* Makes the parameters of a set whole, if they are sharded: takes those that were gathered ahead, or gathers them by
+ * `spread`. All ranks must call it. */
 static te_result te__shards_gather_by(te__shard_set *set, te__shards_spreader *spread) {
     te_ctx *te = set->te;
     te_result result;

@@ -45,7 +45,7 @@ static void equal_rank(rank_state *s) {
 }
 static void equal_case(int size, const char *name, shard_case c) {
     static int turn;
-    if (turn++ % test_every_odd(1)) return; /* every third call in builds that sample */
+    if (turn++ % test_every_odd(1)) return; /* builds that sample take every third call */
     if (!c.num) c.num = &numbers[0];
     if (!c.width) c.width = test_samples() ? 32 : 64;
     if (!c.inner) c.inner = test_samples() ? 80 : 160;

@@ -249,6 +249,9 @@ TE_TEST_DEVICES(joint_gemm_of_swizzled_scales_and_nan) {
             te_tensor_copy_from_host(scales, bytes);
             p->d = test_guarded(te, TE_BF16, SHAPE(m, N));
             te_tensor *d[3] = {test_guarded(te, TE_BF16, SHAPE(m, N))};
+            te_explanation e;
+            REQUIRE(te_explain(te, TE_OP_JOINT_GEMM, &a, "sm_90", &e) == TE_OK);
+            CHECK_MSG(strstr(e.kernels, "JOINT=") && strstr(e.kernels, "SWIZZLED=1") && !strstr(e.kernels, "ONE=1") == (m > 1), "%s", e.kernels);
             te_op_joint_gemm(te, &a);
             by_calls(te, &a, d, NULL);
             REQUIRE_OK(te);

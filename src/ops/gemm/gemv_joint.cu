@@ -8,10 +8,12 @@
 //
 // Each lane copies the pieces of B that it will read itself into shared memory (cp.async), DEPTH turns ahead, from one
 // tile into the next. So bytes of B are always on their way, also while A is read and quantized and while sums are
-// added up. If `early`, they are on their way before the previous kernel of the stream has ended. A multiprocessor has
-// room for two blocks, of this kernel and of the next one. The next one starts as soon as it finds room (te_lead before
-// te_follow), so its bytes are on their way too. If `early`, a lane's first copies go one by one, each a half of a
-// turn: all at once, they would fill the queues of memory, in which A and the loads of earlier kernels wait as well.
+// added up. If `early`, they are on their way before the previous kernel of the stream has ended.
+//
+// A multiprocessor has room for two blocks: one of this kernel and one of the next. The next kernel starts as soon as
+// it finds room (te_lead before te_follow), and copies its own B. Such early copies go one by one, each a half of a
+// turn of a lane. All at once, they would fill the queues of memory, and A would wait behind them, in this kernel and
+// in those before it.
 //
 // A is in shared memory: as it is, or quantized by each block and decoded into f16 (gemv_shared.cuh). NORM: each block
 // normalizes A's rows before (gemv_norm.cuh). One row of NVFP4 is multiplied by integer products (gemv_integers.cuh).

@@ -549,15 +549,22 @@ static int64_t te__gemv_joint_ring(const te__gemm_problem *q, int depth) {
     const te_scaling s = q->args->scaling_a;
     return 16 * depth * TE__GEMV_SLOT(s == TE_SCALING_MXFP8 ? 1 : s == TE_SCALING_NVFP4 ? 2 : 0);
 }
-/* Returns all bytes of shared memory of gemv_joint. `gated`: there is an activation, so that sums of two products are
- * added up together. */
+/* Returns the bytes of shared memory in which gemv_joint keeps the rotation of a tile of each group of `warps` warps
+ * (its TIGHT). */
+static int64_t te__gemv_joint_kept(const te__gemm_problem *q, const te__gemm_joint *j, int warps) {
+    const te_op_gemm_args *a = q->args;
+    return j->rope && a->m == 1 && a->scaling_a == TE_SCALING_NVFP4 ? 16 / warps * 16 * TE__GEMV_ROTATED : 0;
+}
+/* Returns all bytes of shared memory of gemv_joint but those. `gated`: there is an activation, so that sums of two
+ * products are added up together. */
 static int64_t te__gemv_joint_shared(const te__gemm_problem *q, bool gated, int depth) {
     const te_op_gemm_args *a = q->args;
     const int64_t turn = te__dtype_size(q->b.dtype) == 2 ? 64 : te__gemv_turn(q);
     return TE__GEMV_SHARED(a->m, a->k / turn, turn) + TE__GEMV_SUMS(16, (gated ? 2 : 1) * a->m) +
            te__gemv_joint_ring(q, depth);
 }
-/* Returns the number of turns on their way, and sets *shared to the bytes of shared memory of a block.
+/* Returns the number of turns on their way, and sets *shared to the bytes of shared memory of a block. `kept`: those of
+ * te__gemv_joint_kept.
  *
  * In a decoding step, the blocks of one launch start while those of the launch before are still there, and each
  * multiprocessor should have one of either. The GPU puts a second block of a launch on a multiprocessor that has room
@@ -566,7 +573,8 @@ static int64_t te__gemv_joint_shared(const te__gemm_problem *q, bool gated, int 
  * a narrow one. Where a narrow one starts, each multiprocessor has a wide block, and room for one more. Sums are wide:
  * attention stands before one of them, with blocks on some multiprocessors alone, and products or pairs of products
  * stand before the other. */
-static int te__gemv_joint_depth(const te__plan *p, const te__gemm_problem *q, bool gated, bool wide, int64_t *shared) {
+static int te__gemv_joint_depth(const te__plan *p, const te__gemm_problem *q, bool gated, bool wide, int64_t kept,
+                                int64_t *shared) {
     enum { BESIDE_RING = 14 << 10 }; /* bytes of a narrow block for A and sums */
     const int64_t both = te__sm_shared(p->sm) - 2 * 1024, half = te__sm_shared(p->sm) / 2;
     int64_t narrow;
@@ -574,8 +582,8 @@ static int te__gemv_joint_depth(const te__plan *p, const te__gemm_problem *q, bo
     while (depth > 1 && te__gemv_joint_ring(q, depth) + BESIDE_RING > both - half) depth--;
     narrow = te__gemv_joint_ring(q, depth) + BESIDE_RING;
     for (depth = 3; depth > 1; depth--)
-        if (te__gemv_joint_shared(q, gated, depth) <= (wide ? both - narrow : narrow)) break;
-    *shared = te__gemv_joint_shared(q, gated, depth);
+        if (te__gemv_joint_shared(q, gated, depth) + kept <= (wide ? both - narrow : narrow)) break;
+    *shared = te__gemv_joint_shared(q, gated, depth) + kept;
     if (wide) *shared = te__max(*shared, half);
     return depth;
 }
@@ -617,8 +625,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     const int64_t turn = te__dtype_size(q->b.dtype) == 2 ? 64 : te__gemv_turn(q);
     const bool sum = j->residual && !j->activation;
     int64_t tiles = 0, shared;
-    const int depth = te__gemv_joint_depth(p, q, j->activation != 0, sum, &shared);
-    int i, warps;
+    int i, warps, depth;
     v->a = te__data(of_a->a);
     v->lda = a->k;
     v->m = (int)a->m;
@@ -652,6 +659,7 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     for (; i < TE__COUNT(v->part); i++) v->part[i] = v->part[i - 1];
     if (j->activation) tiles /= 2; /* pairs */
     warps = te__gemv_joint_warps(p, tiles, a->k / turn);
+    depth = te__gemv_joint_depth(p, q, j->activation != 0, sum, te__gemv_joint_kept(q, j, warps), &shared);
     if (q->high) te__gemv_fill_quantizing(&v->q, q->high);
     te__gemv_options(l, q);
     if (a->m == 1) te__launch_option(l, "ONE", 1);
@@ -696,7 +704,8 @@ static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, te__gemm_
             q[i].b.ld > INT_MAX / 2048 || (a[i].scaling_b == TE_SCALING_NVFP4 && !te__is_aligned(a[i].scale_b, 16)) ||
             (a[i].amax_b && te__numel(a[i].amax_b) > 1) || a->k % turn != 0 || !te__rows_aligned(a->a, a->k, 16) ||
             (a->quantize_a && (a->m * a->k > TE__GEMM_QUANTIZE_NUMBERS || !te__gemv_shares(&q[i]))) ||
-            !te__plan_fits(p, te__gemv_joint_shared(&q[i], joint.activation != 0, 1), 1))
+            !te__plan_fits(p, te__gemv_joint_shared(&q[i], joint.activation != 0, 1) +
+                                  te__gemv_joint_kept(&q[i], &joint, 1), 1))
             return false;
     }
     joint.q = q;

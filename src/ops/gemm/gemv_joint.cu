@@ -36,9 +36,9 @@
 //          ROPE    1, with JOINT=1: queries, keys and values, which are rotated and written to a cache besides D
 //                  (gemv_rotate.cuh). te__rope_kargs stand behind the other arguments
 //
-// Launch: any grid, block 512, shared memory by te__gemv_joint_shared or more. A grid of one block for each
-// multiprocessor lets the next kernel's blocks find equal room on all of them (te__gemv_joint_depth); so blocks without
-// a tile stay until these have started.
+// Launch: any grid, block 512, shared memory by te__gemv_joint_shared and te__gemv_joint_kept, or more. A grid of one
+// block for each multiprocessor lets the next kernel's blocks find equal room on all of them (te__gemv_joint_depth); so
+// blocks without a tile stay until these have started.
 //
 // te:arch 80
 // te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 EIGHTS=1 WARPS=8|16 HIGH=0 D_DT=3 DEPTH=2|3 JOINT=1|3
@@ -109,6 +109,7 @@ struct te_joint_kargs {
 #endif
 
 #define GROUPS (16 / WARPS)
+#define PRODUCTS 3 // the most
 #define SLOT TE__GEMV_SLOT(SCALES)
 #define HALF (JOINT == 2 ? 2 : 1) // products of a unit
 #define OF_SCALES 2048 // where scales begin in a slot: 16 bytes of each line, of which MXFP8 has 4
@@ -117,11 +118,14 @@ struct te_joint_kargs {
 #define EARLY_COPY (!SCALES && !BLOCK)
 #define EARLY_STARTS (__CUDA_ARCH__ >= 900) // whether a launch starts before the one ahead of it has ended
 #define ONCE (BITS < 16) // whether the L2 cache need not keep B; numbers of 16 bits are not always faster so
+// Whether the products leave few registers. So what depends on the thread or the unit is computed again behind them,
+// and the rotation is kept in shared memory. Spills in and around the loop of turns take 2 to 3 % of a token.
+#define TIGHT (ONE && SCALES == 2)
 #define STEP ((SCALES == 2 ? 4 : 1) * (SWIZZLED ? 512 : 4)) // bytes of scales from one turn to the next
 
 // A unit of the group is a tile or, with ACT, a tile of the first product and the same lines of the second one.
 struct te_joint_unit {
-    int number, product, line; // line: the first of the tile
+    int number, product, line, eight; // line: the first of the tile; eight: the lines from there to line 8
     // Returns the number of the group's first unit, and the steps between its units.
     TE_DEV static int first() { return (int)blockIdx.x + (int)(threadIdx.x / (32 * WARPS) * gridDim.x); }
     TE_DEV static int step() { return (int)gridDim.x * GROUPS; }
@@ -129,49 +133,62 @@ struct te_joint_unit {
     TE_DEV static int count(const te__gemv_joint_kargs &k) { return k.part[JOINT == 1 ? 2 : 0].tiles; }
     // Goes to unit `n`. Returns whether there is such a unit.
     TE_DEV bool open(const te__gemv_joint_kargs &k, int n) {
-        number = n, product = 0;
+        number = n, product = 0, eight = 8;
         if (JOINT == 1) product = (n >= k.part[0].tiles) + (n >= k.part[1].tiles);
         line = (n - (product ? k.part[product - 1].tiles : 0)) * 16;
+#if ROPE
+        if (product < 2) te_rotate_tile(te_joint_rope(k), &line, &eight);
+#endif
         return n < count(k);
     }
     // Returns the line of B that is line i of the tile.
-    TE_DEV int line_of(const te__gemv_joint_kargs &k, int i) const {
-#if ROPE
-        return te_rotate_line(te_joint_rope(k), product, line, i);
-#else
-        return line + i;
-#endif
-    }
+    TE_DEV int line_of(int i) const { return line + (i & 7) + (i & 8 ? eight : 0); }
 };
+
+// Returns v, as a value that the compiler does not know. So it computes what depends on v here, and does not keep it in
+// registers.
+TE_DEV int te_joint_anew(int v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
+TE_DEV int te_joint_tight(int v) { return TIGHT ? te_joint_anew(v) : v; }
+// Returns the sums of the thread's group, [HALF][WARPS][few][16]. `odd`: of every second unit.
+TE_DEV te_u32 te_joint_sums(const float *sums, int thread, int odd, int few) {
+    return te_smem(sums) + (odd * 16 + thread / (32 * WARPS) * WARPS) * (HALF * few * 64);
+}
 
 // The turns of B that are on their way to a warp. A lane copies its own pieces of lines g and g + 8. Scales are for all
 // lanes.
 struct te_joint_ring {
     const te__gemv_joint_kargs &k;
-    te_joint_unit unit;          // of the next turn to be copied
+    int number;                  // of the unit of the next turn to be copied
     const te_u8 *codes;          // line g, at the lane's first piece of that turn
     int eight;                   // bytes from there to line g + 8
     const te_u8 *scales;         // of line `lane`, lanes 16 and up as the lanes below
-    int warp, each, left, half;  // each, left: turns of the warp in a tile, and those to be copied
+    int each, left, half;        // each, left: turns of the warp in a tile, and those to be copied
     te_u32 slot, end;            // in shared memory; slot: the oldest turn, and the place of the next one
     bool there;                  // whether there is a turn to be copied
 
     TE_DEV te_joint_ring(const te__gemv_joint_kargs &k, te_u8 *memory) : k(k) {
-        warp = (threadIdx.x >> 5) % WARPS, each = (k.k / TURN - warp + WARPS - 1) / WARPS;
+        each = (k.k / TURN - (int)(threadIdx.x >> 5) % WARPS + WARPS - 1) / WARPS;
         slot = te_smem(memory) + (threadIdx.x >> 5) * (DEPTH * SLOT), end = slot + DEPTH * SLOT;
-        half = 0, there = unit.open(k, te_joint_unit::first()) && each > 0;
-        if (there) open();
+        half = 0, number = te_joint_unit::first();
+        open();
     }
+    // Goes to the tile of the unit, if there is such a unit.
     TE_DEV void open() {
+        te_joint_unit unit;
+        there = unit.open(k, number) && each > 0;
+        if (!there) return;
         const te__gemv_part &p = k.part[JOINT == 2 ? half : unit.product];
-        const int lane = threadIdx.x & 31;
-        const int line = min(unit.line_of(k, lane >> 2), p.n - 1);
-        const int other = min(unit.line_of(k, 8 + (lane >> 2)), p.n - 1);
+        const int thread = te_joint_anew(threadIdx.x), lane = thread & 31, warp = (thread >> 5) % WARPS;
+        const int line = min(unit.line_of(lane >> 2), p.n - 1);
+        const int other = min(unit.line_of(8 + (lane >> 2)), p.n - 1);
         codes = (const te_u8 *)p.b + line * p.ldb + 16 * (lane & 3) + warp * 128;
         eight = (other - line) * (int)p.ldb;
         if (SCALES)
             scales = (const te_u8 *)p.block_b + warp * STEP +
-                     te__group_scale_at(SWIZZLED, 0, p.ld_block_b, min(unit.line_of(k, lane & 15), p.n - 1), 0);
+                     te__group_scale_at(SWIZZLED, 0, p.ld_block_b, min(unit.line_of(lane & 15), p.n - 1), 0);
         left = each;
     }
     // Starts the copies of the next turn, over the oldest one, which all lanes have read. `one_by_one`: those of line g
@@ -197,8 +214,8 @@ struct te_joint_ring {
             if (SCALES) scales += WARPS * STEP;
             if (--left == 0) {
                 if (JOINT == 2) half ^= 1;
-                if (JOINT != 2 || half == 0) there = unit.open(k, unit.number + te_joint_unit::step());
-                if (there) open();
+                if (JOINT != 2 || half == 0) number += te_joint_unit::step();
+                open();
             }
         }
         te_cp_async_commit();
@@ -217,6 +234,14 @@ TE_DEV float te_joint_rounded(float v) {
     return D_DT == TE_BF16  ? te_bf16_to_f32(te_f32_to_bf16(v))
            : D_DT == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v))
                             : v;
+}
+
+// Returns element i of an array as it is in memory. te_joint_value converts it, and waits for the load.
+TE_DEV te_u32 te_joint_ask(const void *p, te_i64 i, int dt) {
+    return dt == TE_F32 ? ((const te_u32 *)p)[i] : ((const te_u16 *)p)[i];
+}
+TE_DEV float te_joint_value(te_u32 v, int dt) {
+    return dt == TE_F32 ? __uint_as_float(v) : dt == TE_BF16 ? te_bf16_to_f32((te_u16)v) : te_f16_to_f32((te_u16)v);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 : 2)
@@ -241,9 +266,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
     bool there = unit.open(k, te_joint_unit::first());
 #if ROPE // where the thread's first result goes, and its angle: loads that depend on one another, and sincosf
     te_rotated rotated;
-    bool asked = k.rope_early && there && row < few && unit.line_of(k, line) < k.part[unit.product].n;
-    if (asked) rotated = te_rotate_ask(kargs.rope, unit.product, unit.line_of(k, line), row);
+    const te_u32 kept = in.end() + (group * 16 + line) * TE__GEMV_ROTATED;
+    bool asked = k.rope_early && there && row < few && unit.line_of(line) < k.part[unit.product].n;
+    if (asked) {
+        rotated = te_rotate_ask(kargs.rope, unit.product, unit.line_of(line), row);
+        if (TIGHT) te_rotate_keep(kept, rotated);
+    }
 #endif
+    float of_b = 1.0f; // the factor of B of a product, which each of the first threads has
+    if (threadIdx.x < PRODUCTS && k.part[threadIdx.x].scale_b) of_b = *k.part[threadIdx.x].scale_b * k.factor_b;
     te_lead();
     te_follow();
     if ((int)blockIdx.x >= te_joint_unit::count(k)) {
@@ -260,6 +291,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
 #else
     const float of_all_y = in.fill(k.a, k.lda, k.factor_a, k.q);
 #endif
+    const te_u32 factors = te_smem(in.scratch + THREADS / 32); // of the products
+    if (threadIdx.x < PRODUCTS) te_sts4(factors + 4 * threadIdx.x, __float_as_uint(of_all_y * of_b));
     __syncthreads();
     const int of_y = HALVES ? g & 3 : g;              // the lane's line of each set of Y
     const bool own = !HALVES || (g >> 2) == (t >> 1); // else the lane has zeros there
@@ -273,7 +306,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
         for (int h = 0; h < 2; h++)
             base_scale[l][h] = in.scale_of(SET * l + first_y + h, HALVES ? t >> 1 : 0) + warp * 16;
     }
-    sums += group * (HALF * WARPS * few * 16);
 #if INTEGERS
     const te_integers_y<WARPS> integers(in.base, in.zeros, warp);
 #endif
@@ -366,23 +398,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
     int odd = 0;
 #pragma unroll 1
     for (; there; odd ^= 1) {
-        const te__gemv_part &p = k.part[unit.product];
-        const int column = unit.line_of(k, line);
-        const bool mine = row < few && column < p.n;
-        // asked for before the products, which hide the time of these loads
-        float of_b[HALF] = {}, bias[HALF] = {}, residual = 0.0f;
+        // Asked for before the products, which hide the time of these loads. Converted behind them.
+        te_u32 bias[HALF] = {}, residual = 0;
+        {
+            const int thread = te_joint_tight(threadIdx.x);
+            const int row = thread % (32 * WARPS) / 16, column = unit.line_of(thread % 16);
+            const bool mine = row < few && column < k.part[unit.product].n;
 #pragma unroll
-        for (int h = 0; h < HALF; h++) {
-            const te__gemv_part &q = k.part[JOINT == 2 ? h : unit.product];
-            of_b[h] = q.scale_b ? *q.scale_b : 1.0f;
-            if (mine && q.bias) te_gemm_load<1>(q.bias, column, q.bias_dt, bias + h);
-        }
+            for (int h = 0; h < HALF; h++) {
+                const te__gemv_part &q = k.part[JOINT == 2 ? h : unit.product];
+                if (mine && q.bias) bias[h] = te_joint_ask(q.bias, column, q.bias_dt);
+            }
 #if ROPE
-        if (mine && !asked) rotated = te_rotate_ask(kargs.rope, unit.product, column, row);
-        asked = false;
+            if (mine && !asked) {
+                rotated = te_rotate_ask(kargs.rope, unit.product, column, row);
+                if (TIGHT) te_rotate_keep(kept, rotated);
+            }
+            asked = false;
 #endif
-        if (JOINT == 3 && mine) residual = te_load(k.residual, (te_i64)row * p.n + column, D_DT);
-        float *of_unit = sums + odd * (HALF * 16 * few * 16);
+            if (JOINT == 3 && mine)
+                residual = te_joint_ask(k.residual, (te_i64)row * k.part[0].n + column, D_DT);
+        }
 #pragma unroll 1
         for (int h = 0; h < HALF; h++) {
 #pragma unroll
@@ -403,13 +439,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
                 ring.wait();
                 take(n, of_block);
             }
+            const int thread = te_joint_tight(threadIdx.x);
+            const int g = (thread & 31) >> 2, t = thread & 3;
+            const te_u32 of_warp = te_joint_sums(sums, thread, odd, few) +
+                                   (h * WARPS + (thread >> 5) % WARPS) * (few * 64);
 #if INTEGERS
 #pragma unroll
             for (int l = 0; l < 2; l++) { // each lane of a quad has two of a unit's eight blocks
                 float all = sum[0][l] * TE_INTEGERS_POWER;
                 all += __shfl_xor_sync(0xffffffffu, all, 1);
                 all += __shfl_xor_sync(0xffffffffu, all, 2);
-                if (t == 0) of_unit[(h * WARPS + warp) * 16 + g + l * 8] = all;
+                if (t == 0) te_sts4(of_warp + (g + l * 8) * 4, __float_as_uint(all));
             }
 #else
             const float power = SCALES == 2 ? 1.0f / (TE_DECODE_FP4 * TE_DECODE_FP4) : 1.0f;
@@ -421,14 +461,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
                     if (HALVES) all += __shfl_xor_sync(0xffffffffu, all, 2);
                     const int y = SET * l + first_y + e % 2;
                     if ((!HALVES || t < 2) && y < few)
-                        of_unit[((h * WARPS + warp) * few + y) * 16 + g + e / 2 * 8] = all;
+                        te_sts4(of_warp + y * 64 + (g + e / 2 * 8) * 4, __float_as_uint(all));
                 }
 #endif
         }
+        const int thread = te_joint_tight(threadIdx.x);
+        unit.open(k, te_joint_tight(unit.number));
+        const te__gemv_part &p = k.part[unit.product];
+        const int column = unit.line_of(line);
+        const te_u32 of_unit = te_joint_sums(sums, thread, odd, few) + line * 4;
         // waits for the warps of the group; so the sums of two units suffice
         if (WARPS == 16) __syncthreads();
         else if (WARPS == 1) __syncwarp();
-        else asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(32 * WARPS) : "memory");
+        else asm volatile("bar.sync %0, %1;" ::"r"(1 + thread / (32 * WARPS)), "n"(32 * WARPS) : "memory");
 #pragma unroll 1
         for (int r = row; r < few; r += 2 * WARPS) {
             if (column >= p.n) break;
@@ -438,8 +483,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
                 const te__gemv_part &q = k.part[JOINT == 2 ? h : unit.product];
                 v[h] = 0.0f;
 #pragma unroll
-                for (int w = 0; w < WARPS; w++) v[h] += of_unit[((h * WARPS + w) * few + r) * 16 + line];
-                v[h] = fmaf(v[h], of_all_y * (q.scale_b ? of_b[h] * k.factor_b : 1.0f), bias[h]);
+                for (int w = 0; w < WARPS; w++)
+                    v[h] += __uint_as_float(te_lds4(of_unit + ((h * WARPS + w) * few + r) * 64));
+                v[h] = fmaf(v[h], __uint_as_float(te_lds4(factors + 4 * (JOINT == 2 ? h : unit.product))),
+                            te_joint_value(bias[h], q.bias_dt));
                 te_store(q.d, r * q.ldd + column, D_DT, v[h]);
                 v[h] = te_joint_rounded(v[h]);
             }
@@ -447,12 +494,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
 #if JOINT == 2
             te_store(k.y, at, D_DT, te_act_gate(ACT, v[0], v[1], te__act_rule{}));
 #elif ROPE
-            if (r != row) rotated = te_rotate_ask(kargs.rope, unit.product, column, r);
+            if (TIGHT) rotated = te_rotate_kept(kept);
+            else if (r != row) rotated = te_rotate_ask(kargs.rope, unit.product, column, r);
             // half a warp has the lines of a row
             te_rotate_put(rotated, v[0], __shfl_xor_sync(0xffffu << (threadIdx.x & 16), v[0], 8), D_DT);
 #elif JOINT == 3
-            if (r != row) residual = te_load(k.residual, at, D_DT);
-            te_store(k.y, at, D_DT, residual + v[0]);
+            if (r != row) residual = te_joint_ask(k.residual, at, D_DT);
+            te_store(k.y, at, D_DT, te_joint_value(residual, D_DT) + v[0]);
 #endif
         }
         there = unit.open(k, unit.number + te_joint_unit::step());

@@ -10,11 +10,11 @@
 #pragma once
 #include "ops/rope/rope_pair.cuh"
 
-// Returns the line of product number `product` that is line number `line` of the tile whose lines begin at `first`.
-TE_DEV int te_rotate_line(const te__rope_kargs &a, int product, int first, int line) {
-    const int head = first / a.d, in = first - head * a.d;
-    if (product == 2 || in >= 2 * a.half) return first + line;
-    return head * a.d + in / 2 + (line & 7) + (line & 8 ? a.half : 0);
+// Of a tile of queries or keys: *line is the line at which its lines would begin if they were neighbours. Sets *line to
+// the first line of the tile, and *eight to the lines from there to line number 8.
+TE_DEV void te_rotate_tile(const te__rope_kargs &a, int *line, int *eight) {
+    const int in = *line % a.d;
+    if (in < 2 * a.half) *line -= in - in / 2, *eight = a.half;
 }
 
 // Where a result goes, and how it is rotated.
@@ -46,6 +46,17 @@ TE_DEV_CALL te_rotated te_rotate_ask(const te__rope_kargs &a, int product, int c
     r.channel = channel < a.half ? 1 : 2;
     r.turn = te_rope_turn(a, angle);
     return r;
+}
+// Keeps r in TE__GEMV_ROTATED bytes of shared memory, a multiple of 16; te_rotate_kept returns it.
+TE_DEV void te_rotate_keep(te_u32 at, const te_rotated &r) {
+    const te_u64 to = (te_u64)r.to;
+    te_sts16(at, make_uint4((te_u32)to, (te_u32)(to >> 32), __float_as_uint(r.turn.x), __float_as_uint(r.turn.y)));
+    te_sts4(at + 16, (te_u32)r.channel);
+}
+TE_DEV te_rotated te_rotate_kept(te_u32 at) {
+    const uint4 u = te_lds16(at);
+    return {(void *)(u.x | (te_u64)u.y << 32), make_float2(__uint_as_float(u.z), __uint_as_float(u.w)),
+            (int)te_lds4(at + 16)};
 }
 // Rotates v, a result as D has it, with its mate, and writes it.
 TE_DEV void te_rotate_put(const te_rotated &r, float v, float mate, int dt) {

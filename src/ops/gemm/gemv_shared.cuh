@@ -36,7 +36,7 @@ struct te_gemv_shared {
     int turns, line_bytes, all; // all: parts of all lines
     te_u32 inverse;                  // ceil(2^32 / parts of a line): so a division is one multiplication
     te_i64 k;
-    float *scratch; // of 32 numbers
+    float *scratch; // of 32 numbers, of which those behind the first THREADS / 32 are the caller's
     // `memory` has 128 bytes and TE__GEMV_SHARED, and starts at a multiple of 16.
     TE_DEV te_gemv_shared(te_i64 lines, te_i64 k, void *memory) : k(k), scratch((float *)memory) {
 #if !ONE
@@ -52,6 +52,7 @@ struct te_gemv_shared {
         if (HALVES && threadIdx.x < 16) te_sts16(zeros + threadIdx.x * 16, make_uint4(0, 0, 0, 0));
 #endif
     }
+    TE_DEV te_u32 end() const { return zeros + 256; } // what follows the 128 bytes and TE__GEMV_SHARED
     // Returns the address of a line for lane t of a quad. Lines beyond the last one have its address.
     TE_DEV te_u32 line(int number, int t) const { return base + min(number, few - 1) * line_bytes + t * 16; }
     // Reads chunk c of unit i of the turn at `from`.

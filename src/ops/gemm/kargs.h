@@ -114,6 +114,8 @@ typedef struct te__gemv_joint_kargs {
 #define TE__GEMV_SUMS(warps, lines) (2 * (warps) * (lines) * 16 * 4 + 128) /* `lines`: of Y, rounded up to whole sets */
 /* The bytes of shared memory for a turn of sixteen lines of B in gemv_joint, with their scales. */
 #define TE__GEMV_SLOT(scales) (2048 + ((scales) ? 256 : 0))
+/* The bytes that gemv_joint keeps of the rotation of a line, if it has no registers for them. */
+#define TE__GEMV_ROTATED 32
 
 /* One operand of gemm_prepare. Rows of `out` start at multiples of 16 bytes, or of 16 bf16 if codes are decoded. */
 typedef struct te__gemm_prepare_side {

@@ -99,3 +99,39 @@ TE_TEST(early_reads) {
     te_graph_destroy(te_graph_end(te));
     CHECK_OK(te);
 }
+
+/* A joint product of NVFP4 reads B before the kernels ahead have ended only if the capture has written none of it: codes, block scales, amax. */
+TE_TEST(early_reads_of_joint_products) {
+    enum { N = 64, K = 256, GROUP = 16 };
+    static const char *const names[] = {"nothing", "codes", "scales", "amax"};
+    te_ctx *te = test_context("cpu");
+    if (!te) return;
+    for (int written = 0; written < COUNT(names); written++) {
+        te__gemm_joint joint = TE_ZERO;
+        te_op_gemm_args a = TE_ZERO;
+        te__plan p;
+        test_case("written in the capture: %s", names[written]);
+        te_scope_begin(te);
+        a.a = te_tensor_zeros(te, TE_BF16, SHAPE(1, K));
+        a.b = te_tensor_zeros(te, TE_F4E2M1, SHAPE(N, K));
+        a.scale_b = te_tensor_zeros(te, TE_F8E4M3, SHAPE(N, K / GROUP));
+        a.amax_b = te_tensor_zeros(te, TE_F32, SHAPE(1));
+        a.d = te_tensor_zeros(te, TE_BF16, SHAPE(1, N));
+        a.m = 1, a.n = N, a.k = K, a.b_transposed = true;
+        a.scaling_a = a.scaling_b = TE_SCALING_NVFP4, a.quantize_a = TE_F4E2M1;
+        REQUIRE_OK(te);
+        joint.count = 1;
+        CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+        const te_tensor *const parts[] = {NULL, a.b, a.scale_b, a.amax_b};
+        if (written) te__touch((te_tensor *)parts[written]);
+        te__plan_begin(&p, te);
+        p.hopper = p.edits_maps = true, p.sm = 90, p.num_sms = 132;
+        CHECK(te__gemm_plan_joint(&p, &a, joint));
+        REQUIRE(p.num_launches == 1 && !strcmp(p.launch[0].kernel, "gemv_joint"));
+        CHECK_EQ_INT(((const te__gemv_joint_kargs *)p.launch[0].args)->early, !written);
+        te__plan_end(&p);
+        te_graph_destroy(te_graph_end(te));
+        te_scope_end(te);
+    }
+    CHECK_OK(te);
+}

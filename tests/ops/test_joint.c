@@ -347,6 +347,8 @@ static const into_case into_cases[] = {
     {.name = "MXFP8", .s = 4, .b = 4, .heads = 8, .groups = 2, .d = 32, .joint = 5, .paged = true, .k = 256, .one_launch = true},
     {.name = "MXFP8, one token", .s = 1, .b = 1, .heads = 16, .groups = 8, .d = 64, .joint = 5, .k = 512, .one_launch = true},
     {.name = "NVFP4", .s = 1, .b = 1, .heads = 16, .groups = 8, .d = 64, .joint = 6, .norm = RMS, .k = 512, .one_launch = true},
+    {.name = "NVFP4, 16 rotated channels", .s = 1, .b = 1, .heads = 16, .groups = 8, .d = 64, .rotary = 16, .joint = 6, .k = 4096, .one_launch = true},
+    {.name = "NVFP4, more tiles than groups of warps", .s = 1, .b = 1, .heads = 264, .groups = 8, .d = 128, .joint = 6, .k = 256, .one_launch = true},
     {.name = "neighbouring channels", .s = 1, .b = 2, .heads = 4, .groups = 2, .d = 64, .interleaved = true, .k = 256},
     {.name = "a cache of codes", .s = 1, .b = 2, .heads = 4, .groups = 2, .d = 64, .codes = true, .k = 256, .norm = RMS},
     {.name = "heads of 24", .s = 2, .b = 2, .heads = 4, .groups = 2, .d = 24, .k = 128},
@@ -573,6 +575,50 @@ static int64_t joint_room(te_ctx *te, te_dtype dt, int64_t k, int64_t n, bool su
     CHECK(p.num_launches && p.launch[0].grid[0] == 132);
     te__plan_end(&p);
     return shared;
+}
+/* The turns of B on their way in q, k and v of one row of NVFP4, `lines` of q and as many of k and v together. On paper. */
+static int64_t joint_depth(te_ctx *te, int64_t k, int64_t lines, bool rotated) {
+    static uint64_t storage[32]; /* nobody reads it */
+    char *data = (char *)storage + (64 - (uintptr_t)storage % 64) % 64;
+    te_op_gemm_args a[2] = {TE_ZERO, TE_ZERO};
+    te__gemm_joint joint = TE_ZERO;
+    te__rope_kargs rope = TE_ZERO;
+    te__plan p;
+    int64_t depth = 0;
+    for (int i = 0; i < 2; i++) {
+        a[i].a = te_tensor_wrap(te, TE_BF16, SHAPE(1, k), data, NULL, NULL);
+        a[i].b = te_tensor_wrap(te, TE_F4E2M1, SHAPE(lines, k), data, NULL, NULL);
+        a[i].scale_b = te_tensor_wrap(te, TE_F8E4M3, SHAPE(lines, k / 16), data, NULL, NULL);
+        a[i].amax_b = te_tensor_wrap(te, TE_F32, SHAPE(1), data, NULL, NULL);
+        a[i].d = te_tensor_wrap(te, TE_BF16, SHAPE(1, lines), data, NULL, NULL);
+        a[i].m = 1, a[i].n = lines, a[i].k = k;
+        a[i].b_transposed = true;
+        a[i].scaling_a = a[i].scaling_b = TE_SCALING_NVFP4, a[i].quantize_a = TE_F4E2M1;
+    }
+    joint.count = 2;
+    joint.rope = rotated ? &rope : NULL;
+    joint.rope_bytes = rotated ? sizeof(rope) : 0;
+    te__plan_begin(&p, te);
+    p.explain = p.hopper = p.edits_maps = true;
+    p.sm = 90;
+    p.num_sms = 132;
+    CHECK(te__gemm_plan_joint(&p, a, joint));
+    for (int i = 0; p.num_launches && i < p.launch[0].num_options; i++)
+        if (!strcmp(p.launch[0].option[i].name, "DEPTH")) depth = p.launch[0].option[i].value;
+    te__plan_end(&p);
+    return depth;
+}
+/* What gemv_joint keeps of the rotation of NVFP4 takes no turn's place in models of 1.5 to 32 G parameters. */
+TE_TEST(joint_rotation_leaves_room_for_turns) {
+    static const int64_t sizes[][2] = {{2048, 3072}, {4096, 6144}, {4096, 12288}, {5120, 7168}, {5120, 10240}, {5120, 15360}};
+    te_ctx *te = test_context("cpu");
+    if (!te) return;
+    for (int i = 0; i < COUNT(sizes); i++) {
+        test_case("hidden %d, %d lines", (int)sizes[i][0], (int)sizes[i][1]);
+        CHECK_EQ_INT(joint_depth(te, sizes[i][0], sizes[i][1] / 2, true), 2);
+        CHECK_EQ_INT(joint_depth(te, sizes[i][0], sizes[i][1] / 2, false), 2);
+    }
+    CHECK_OK(te);
 }
 /* A multiprocessor has room for one block of a sum, never for two, and beside it for one block of what follows. A block takes 1024 bytes more than it asks for. */
 TE_TEST(joint_launches_are_wide_and_narrow) {

@@ -550,13 +550,14 @@ static int64_t te__gemv_joint_ring(const te__gemm_problem *q, int depth) {
     return 16 * depth * TE__GEMV_SLOT(s == TE_SCALING_MXFP8 ? 1 : s == TE_SCALING_NVFP4 ? 2 : 0);
 }
 /* Returns the bytes of shared memory in which gemv_joint keeps the rotation of a tile of each group of `warps` warps
- * (its TIGHT). */
+ * (its KEPT). */
 static int64_t te__gemv_joint_kept(const te__gemm_problem *q, const te__gemm_joint *j, int warps) {
     const te_op_gemm_args *a = q->args;
-    return j->rope && a->m == 1 && a->scaling_a == TE_SCALING_NVFP4 ? 16 / warps * 16 * TE__GEMV_ROTATED : 0;
+    const bool kept = j->rope && a->m == 1 && a->scaling_a == TE_SCALING_NVFP4 && warps >= TE__GEMV_KEPT_WARPS;
+    return kept ? 16 / warps * 16 * TE__GEMV_ROTATED : 0;
 }
-/* Returns all bytes of shared memory of gemv_joint but those. `gated`: there is an activation, so that sums of two
- * products are added up together. */
+/* Returns all bytes of shared memory of gemv_joint without those of te__gemv_joint_kept. `gated`: there is an
+ * activation, so that sums of two products are added up together. */
 static int64_t te__gemv_joint_shared(const te__gemm_problem *q, bool gated, int depth) {
     const te_op_gemm_args *a = q->args;
     const int64_t turn = te__dtype_size(q->b.dtype) == 2 ? 64 : te__gemv_turn(q);
@@ -654,7 +655,8 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
         part->tiles = (int)tiles;
         v->factor_a = g.factor_a;
         v->factor_b = g.factor_b;
-        v->early = v->early && te__is_settled(p, q[i].args->b) && te__is_settled(p, q[i].args->scale_b);
+        v->early = v->early && te__is_settled(p, q[i].args->b) && te__is_settled(p, q[i].args->scale_b) &&
+                   te__is_settled(p, q[i].args->amax_b);
     }
     for (; i < TE__COUNT(v->part); i++) v->part[i] = v->part[i - 1];
     if (j->activation) tiles /= 2; /* pairs */
@@ -705,7 +707,7 @@ static bool te__gemm_plan_joint(te__plan *p, const te_op_gemm_args *a, te__gemm_
             (a[i].amax_b && te__numel(a[i].amax_b) > 1) || a->k % turn != 0 || !te__rows_aligned(a->a, a->k, 16) ||
             (a->quantize_a && (a->m * a->k > TE__GEMM_QUANTIZE_NUMBERS || !te__gemv_shares(&q[i]))) ||
             !te__plan_fits(p, te__gemv_joint_shared(&q[i], joint.activation != 0, 1) +
-                                  te__gemv_joint_kept(&q[i], &joint, 1), 1))
+                                  te__gemv_joint_kept(&q[i], &joint, TE__GEMV_KEPT_WARPS), 1))
             return false;
     }
     joint.q = q;

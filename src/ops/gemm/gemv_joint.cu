@@ -8,7 +8,8 @@
 //
 // Each lane copies the pieces of B that it will read itself into shared memory (cp.async), DEPTH turns ahead, from one
 // tile into the next. So bytes of B are always on their way, also while A is read and quantized and while sums are
-// added up. If `early`, they are on their way before the previous kernel of the stream has ended.
+// added up. If `early`, they are on their way before the previous kernel of the stream has ended, and the factors of B
+// are read then too.
 //
 // A multiprocessor has room for two blocks: one of this kernel and one of the next. The next kernel starts as soon as
 // it finds room (te_lead before te_follow), and copies its own B. Such early copies go one by one, each a half of a
@@ -72,7 +73,8 @@
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
 // te:row A_DT=4 B_DT=4 BLOCK=2 SCALES=0 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
 // te:row A_DT=4 B_DT=4 BLOCK=0 SCALES=1 FOURS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=3 JOINT=1 NORM=1 W_DT=3 ROPE=1
-// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 EIGHTS=1 ONE=1 WARPS=8 HIGH=3 D_DT=3 DEPTH=2 JOINT=1 NORM=1 W_DT=3 ROPE=1
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 EIGHTS=1 ONE=1 WARPS=2|4|8 HIGH=3 D_DT=3 DEPTH=2 JOINT=1 NORM=1 W_DT=3 ROPE=1
+// te:row A_DT=7 B_DT=7 BLOCK=0 SCALES=2 SWIZZLED=1 EIGHTS=1 ONE=1 WARPS=16 HIGH=3 D_DT=3 DEPTH=2 JOINT=1 ROPE=1
 #define SHORT_A 1
 #ifndef SWIZZLED
 #define SWIZZLED 0
@@ -118,14 +120,16 @@ struct te_joint_kargs {
 #define EARLY_COPY (!SCALES && !BLOCK)
 #define EARLY_STARTS (__CUDA_ARCH__ >= 900) // whether a launch starts before the one ahead of it has ended
 #define ONCE (BITS < 16) // whether the L2 cache need not keep B; numbers of 16 bits are not always faster so
-// Whether the products leave few registers. So what depends on the thread or the unit is computed again behind them,
-// and the rotation is kept in shared memory. Spills in and around the loop of turns take 2 to 3 % of a token.
+// Whether the products leave few registers. So what depends on the thread or the unit is computed again behind them.
+// Spills in and around the loop of turns take 2 to 3 % of a token.
 #define TIGHT (ONE && SCALES == 2)
+#define KEPT (TIGHT && WARPS >= TE__GEMV_KEPT_WARPS) // whether the rotation is kept in shared memory
 #define STEP ((SCALES == 2 ? 4 : 1) * (SWIZZLED ? 512 : 4)) // bytes of scales from one turn to the next
 
 // A unit of the group is a tile or, with ACT, a tile of the first product and the same lines of the second one.
 struct te_joint_unit {
-    int number, product, line, eight; // line: the first of the tile; eight: the lines from there to line 8
+    int number, product, line; // line: of B, the first of the tile
+    int eight;                 // how many lines of B line number 8 of the tile is behind it
     // Returns the number of the group's first unit, and the steps between its units.
     TE_DEV static int first() { return (int)blockIdx.x + (int)(threadIdx.x / (32 * WARPS) * gridDim.x); }
     TE_DEV static int step() { return (int)gridDim.x * GROUPS; }
@@ -151,8 +155,10 @@ TE_DEV int te_joint_anew(int v) {
     asm volatile("" : "+r"(v));
     return v;
 }
+// The same with TIGHT; else v.
 TE_DEV int te_joint_tight(int v) { return TIGHT ? te_joint_anew(v) : v; }
-// Returns the sums of the thread's group, [HALF][WARPS][few][16]. `odd`: of every second unit.
+// Returns the address of the sums of the thread's group, [HALF][WARPS][few][16]. odd: 1 for every second unit, which
+// has sums of its own.
 TE_DEV te_u32 te_joint_sums(const float *sums, int thread, int odd, int few) {
     return te_smem(sums) + (odd * 16 + thread / (32 * WARPS) * WARPS) * (HALF * few * 64);
 }
@@ -175,7 +181,7 @@ struct te_joint_ring {
         half = 0, number = te_joint_unit::first();
         open();
     }
-    // Goes to the tile of the unit, if there is such a unit.
+    // Sets `there`: whether the warp has turns of the unit. Then goes to its tile.
     TE_DEV void open() {
         te_joint_unit unit;
         there = unit.open(k, number) && each > 0;
@@ -264,17 +270,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
     const int line = threadIdx.x % 16, row = threadIdx.x % (32 * WARPS) / 16;
     te_joint_unit unit;
     bool there = unit.open(k, te_joint_unit::first());
+    // Of thread i, the factor of B of product i. It is multiplied later: that would wait for the load here.
+    const bool has_factor = threadIdx.x < PRODUCTS && k.part[threadIdx.x].scale_b;
+    const float of_b = has_factor ? *k.part[threadIdx.x].scale_b : 1.0f;
 #if ROPE // where the thread's first result goes, and its angle: loads that depend on one another, and sincosf
     te_rotated rotated;
     const te_u32 kept = in.end() + (group * 16 + line) * TE__GEMV_ROTATED;
     bool asked = k.rope_early && there && row < few && unit.line_of(line) < k.part[unit.product].n;
     if (asked) {
         rotated = te_rotate_ask(kargs.rope, unit.product, unit.line_of(line), row);
-        if (TIGHT) te_rotate_keep(kept, rotated);
+        if (KEPT) te_rotate_keep(kept, rotated);
     }
 #endif
-    float of_b = 1.0f; // the factor of B of a product, which each of the first threads has
-    if (threadIdx.x < PRODUCTS && k.part[threadIdx.x].scale_b) of_b = *k.part[threadIdx.x].scale_b * k.factor_b;
     te_lead();
     te_follow();
     if ((int)blockIdx.x >= te_joint_unit::count(k)) {
@@ -291,8 +298,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
 #else
     const float of_all_y = in.fill(k.a, k.lda, k.factor_a, k.q);
 #endif
-    const te_u32 factors = te_smem(in.scratch + THREADS / 32); // of the products
-    if (threadIdx.x < PRODUCTS) te_sts4(factors + 4 * threadIdx.x, __float_as_uint(of_all_y * of_b));
+    const te_u32 factors = te_smem(in.scratch + THREADS / 32); // the address of the factors of the products
+    if (threadIdx.x < PRODUCTS)
+        te_sts4(factors + 4 * threadIdx.x, __float_as_uint(of_all_y * (has_factor ? of_b * k.factor_b : 1.0f)));
     __syncthreads();
     const int of_y = HALVES ? g & 3 : g;              // the lane's line of each set of Y
     const bool own = !HALVES || (g >> 2) == (t >> 1); // else the lane has zeros there
@@ -412,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
 #if ROPE
             if (mine && !asked) {
                 rotated = te_rotate_ask(kargs.rope, unit.product, column, row);
-                if (TIGHT) te_rotate_keep(kept, rotated);
+                if (KEPT) te_rotate_keep(kept, rotated);
             }
             asked = false;
 #endif
@@ -494,7 +502,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
 #if JOINT == 2
             te_store(k.y, at, D_DT, te_act_gate(ACT, v[0], v[1], te__act_rule{}));
 #elif ROPE
-            if (TIGHT) rotated = te_rotate_kept(kept);
+            if (KEPT) rotated = te_rotate_kept(kept);
             else if (r != row) rotated = te_rotate_ask(kargs.rope, unit.product, column, r);
             // half a warp has the lines of a row
             te_rotate_put(rotated, v[0], __shfl_xor_sync(0xffffu << (threadIdx.x & 16), v[0], 8), D_DT);

@@ -10,8 +10,8 @@
 #pragma once
 #include "ops/rope/rope_pair.cuh"
 
-// Of a tile of queries or keys: *line is the line at which its lines would begin if they were neighbours. Sets *line to
-// the first line of the tile, and *eight to the lines from there to line number 8.
+// Of a tile of queries or keys. *line is where its lines would begin if they were neighbours, and *eight is 8. If the
+// tile is rotated, sets *line to its first line, and *eight to the lines from there to its line number 8.
 TE_DEV void te_rotate_tile(const te__rope_kargs &a, int *line, int *eight) {
     const int in = *line % a.d;
     if (in < 2 * a.half) *line -= in - in / 2, *eight = a.half;
@@ -47,16 +47,16 @@ TE_DEV_CALL te_rotated te_rotate_ask(const te__rope_kargs &a, int product, int c
     r.turn = te_rope_turn(a, angle);
     return r;
 }
-// Keeps r in TE__GEMV_ROTATED bytes of shared memory, a multiple of 16; te_rotate_kept returns it.
+// Writes r to TE__GEMV_ROTATED bytes of shared memory at `at`, a multiple of 16. te_rotate_kept reads it. `channel` is
+// in the highest bits of the address `to`, which are 0 in all addresses.
 TE_DEV void te_rotate_keep(te_u32 at, const te_rotated &r) {
-    const te_u64 to = (te_u64)r.to;
+    const te_u64 to = (te_u64)r.to | (te_u64)r.channel << 62;
     te_sts16(at, make_uint4((te_u32)to, (te_u32)(to >> 32), __float_as_uint(r.turn.x), __float_as_uint(r.turn.y)));
-    te_sts4(at + 16, (te_u32)r.channel);
 }
 TE_DEV te_rotated te_rotate_kept(te_u32 at) {
     const uint4 u = te_lds16(at);
-    return {(void *)(u.x | (te_u64)u.y << 32), make_float2(__uint_as_float(u.z), __uint_as_float(u.w)),
-            (int)te_lds4(at + 16)};
+    return {(void *)(u.x | (te_u64)(u.y & 0x3fffffffu) << 32), make_float2(__uint_as_float(u.z), __uint_as_float(u.w)),
+            (int)(u.y >> 30)};
 }
 // Rotates v, a result as D has it, with its mate, and writes it.
 TE_DEV void te_rotate_put(const te_rotated &r, float v, float mate, int dt) {

@@ -98,7 +98,8 @@ typedef struct te__gemv_joint_kargs {
     long long lda;
     int m, k, d_dt;
     float factor_a, factor_b;
-    int early; /* whether no kernel that may still run writes B, so that it is read before the kernel's turn */
+    int early; /* whether no kernel that may still run writes B, its scales or its factors, so that they are read before
+                * the kernel's turn */
     int rope_early; /* whether that is so, too, of all that te__rope_kargs names but what is written */
     te__gemv_quantizing q;
     const void *residual; /* [m, n], or NULL */
@@ -114,8 +115,10 @@ typedef struct te__gemv_joint_kargs {
 #define TE__GEMV_SUMS(warps, lines) (2 * (warps) * (lines) * 16 * 4 + 128) /* `lines`: of Y, rounded up to whole sets */
 /* The bytes of shared memory for a turn of sixteen lines of B in gemv_joint, with their scales. */
 #define TE__GEMV_SLOT(scales) (2048 + ((scales) ? 256 : 0))
-/* The bytes that gemv_joint keeps of the rotation of a line, if it has no registers for them. */
-#define TE__GEMV_ROTATED 32
+/* The bytes that gemv_joint keeps of the rotation of a line, if it has no registers for them, and the fewest warps of a
+ * tile for which it does. With fewer, there are more tiles, whose bytes would take the place of a turn of B. */
+#define TE__GEMV_ROTATED 16
+#define TE__GEMV_KEPT_WARPS 4
 
 /* One operand of gemm_prepare. Rows of `out` start at multiples of 16 bytes, or of 16 bf16 if codes are decoded. */
 typedef struct te__gemm_prepare_side {

@@ -52,8 +52,8 @@ typedef struct te_lm_parallel_options {
  *     model.norm                         RMSNorm
  *     lm_head                            Linear, unless the embedding's table is used for it
  *
- * Under autocast the projections are quantized. The embedding, the gate of experts and lm_head stay in high precision,
- * and are never stored quantized.
+ * Under autocast the projections are quantized, and with quantized_lm_head lm_head too. The embedding and the gate of
+ * experts stay in high precision, and are never stored quantized; so does lm_head without the option.
  *
  * All experts run in three grouped GEMMs. Group sizes stay on the device, so a capture (te_graph_begin) can record the
  * GEMMs. Each GroupedLinear (w1, w3, w2) uses the weights of all experts' Linears of its name. Those Linears are never
@@ -73,6 +73,9 @@ typedef struct te_causal_lm_desc {
     bool feedforward_norms;      /* true => a layer has four norms: before and after the attention, and before and after
                                   * the MLP. A norm after attention or MLP is applied before the residual is added */
     bool tie_word_embeddings;    /* true => the model has no lm_head, and computes logits with the embedding's table */
+    bool quantized_lm_head;      /* true => lm_head is quantized as the projections are, and stored quantized with them;
+                                  * not with tie_word_embeddings. false => it stays in high precision, as in
+                                  * TransformerEngine's and NeMo's models */
     float embedding_scale;       /* factor of the embedding's rows, rounded to the rows' format; 0 => 1 */
     float softmax_scale;         /* 0 => 1 / sqrt(head_dim) */
     float attn_logit_softcapping, final_logit_softcapping; /* cap of scores; cap of logits: x becomes cap * tanh(x /
@@ -115,7 +118,7 @@ typedef struct te_causal_lm_desc {
  * parallel.sequence_parallel. TE_ERR_INVALID unless 0 <= logits_to_keep <= s.
  * Of these columns parallel.parallel_output leaves this rank's. te_module_state returns the te_causal_lm_desc with
  * defaults filled in (parallel.vocab_parallel is TE_ON or TE_OFF) and all pointers but those of groups NULL.
- * TE_ERR_INVALID if sizes contradict each other. */
+ * TE_ERR_INVALID if sizes contradict each other, or for quantized_lm_head with tie_word_embeddings. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 /* Returns the ranks that share the columns of the logits that a call of the CausalLM m without kv_cache returns, for
  * te_cross_entropy_desc.dist_process_group (borrowed); NULL if a call returns all columns, and for other modules. */
@@ -177,6 +180,7 @@ typedef struct te_hf_desc {
                                  * lifetime, and *dist for the call. NULL => one rank */
     te_lm_parallel_options parallel; /* how the ranks of dist->tensor share the vocabulary, and the tokens between
                                       * products */
+    bool quantized_lm_head; /* that of te_causal_lm_desc; TE_ERR_INVALID if config.json has tie_word_embeddings */
     const struct te_data_parallel_desc *units; /* makes units (te_fsdp_unit) of the layers, and one of the rest, for
                                                 * ranks that share the model; all of them must call te_hf_open. With
                                                 * TE_SHARD_PARAMETERS a rank reads its slices alone, and holds no more
@@ -188,8 +192,8 @@ typedef struct te_hf_desc {
 /* Opens a model in the folder layout of Hugging Face transformers: config.json, and model.safetensors or the shards
  * that model.safetensors.index.json lists. The model_type in config.json is one of llama, mistral, mixtral, qwen2,
  * qwen3, gemma, gemma2, gemma3_text, gemma3, phi3, qwen3_moe. The result is a CausalLM (te_causal_lm_create). In a
- * region of te_quantized_model_init_begin, its projections are stored quantized. desc may be NULL. Owned by the caller:
- * te_module_destroy. Allocates and syncs.
+ * region of te_quantized_model_init_begin, its projections are stored quantized, and with desc->quantized_lm_head
+ * lm_head. desc may be NULL. Owned by the caller: te_module_destroy. Allocates and syncs.
  *
  * For gemma3 (Gemma 3 with vision) only the text model is opened. The tensors of the vision tower and the projector
  * stay in host memory as long as the model lives, for te_hf_save. The files that te_hf_save copies stay there too. If

@@ -176,7 +176,7 @@ static te_tensor *te__lm_head_logits(te_module *m, te_forward_args *args, int pa
         x = te__lm_logits(x, te_module_parameter(te_module_find(m, "model.embed_tokens"), "weight"), &p, false,
                           &m->met);
     } else
-        x = te__run_plain(m, "lm_head", args);
+        x = d->quantized_lm_head ? te__run_child(m, "lm_head", args) : te__run_plain(m, "lm_head", args);
     if (!shared) x = parts > 1 ? te__join_parts(d->tp_group, x, false) : x;
     else if (whole) x = te__join_parts(d->tp_group, x, true);
     return x && parts > 1 ? te_tensor_view(x, 3, shape) : x;
@@ -364,20 +364,20 @@ static void te__add_linear(te_module *parent, const te_causal_lm_desc *d, const 
     l.gemm.init = d->init;
     te__adopt(parent, name, te_linear_create(parent->te, &l));
 }
-/* Adds lm_head: a Linear without bias whose weight is never stored quantized. */
+/* Adds lm_head: a Linear without bias, whose weight is stored quantized only with quantized_lm_head. */
 static void te__add_lm_head(te_module *parent, const te_causal_lm_desc *d) {
     static const char name[] = "lm_head";
     te_quantized_model_init_desc off = TE_ZERO;
     te_module *m;
     off.disabled = true;
-    if (te_quantized_model_init_begin(parent->te, &off) != TE_OK) return;
+    if (!d->quantized_lm_head && te_quantized_model_init_begin(parent->te, &off) != TE_OK) return;
     te__add_linear(parent, d, name, d->hidden_size, d->vocab_size, false,
                    te__vocab_is_shared(d) ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
-    te_quantized_model_init_end(parent->te);
+    if (!d->quantized_lm_head) te_quantized_model_init_end(parent->te);
     m = te_module_find(parent, name);
     if (d->parallel.sequence_parallel && !te__vocab_is_shared(d)) te__takes_own_tokens(m);
-    if (m) m->entries[0].product_weight = false; /* so a meta weight stays unquantized when it gets
-                                                  * memory */
+    if (m && !d->quantized_lm_head)
+        m->entries[0].product_weight = false; /* so a meta weight stays unquantized when it gets memory */
 }
 static void te__add_norm(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t size) {
     te_norm_desc n = TE_ZERO;
@@ -604,6 +604,12 @@ static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
             "first is a te_switch, the second 0 or more, and without experts all stay 0",
             who, (int)d->norm_topk_prob, (long long)d->moe_intermediate_size, d->dense_layers ? "given" : "NULL",
             d->num_local_experts);
+    if (d->quantized_lm_head && d->tie_word_embeddings)
+        return te__not_ok(te, TE_ERR_INVALID,
+                          "%s: quantized_lm_head and tie_word_embeddings are true, and a tied model has no lm_head: "
+                          "the embedding's table, which stays in high precision, gives its logits; leave "
+                          "quantized_lm_head false, or tie_word_embeddings, for a model with an lm_head",
+                          who);
     return te__layer_desc_ok(te, who, d->vocab_size, d->hidden_size, d->params_dtype) &&
            te__layer_desc_ok(te, who, d->hidden_size,
                              d->moe_intermediate_size ? d->moe_intermediate_size : d->intermediate_size,

@@ -63,6 +63,7 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     d.init.no_init = true;
     if (desc && desc->dist) te__hf_take_groups(&d, desc->dist);
     if (desc) d.parallel = desc->parallel;
+    d.quantized_lm_head = desc && desc->quantized_lm_head;
     f->model = te__hf_create(f, &d);
     if (!f->model) return NULL;
     if (desc && desc->dist) ((te__causal_lm *)f->model->state)->world = te__hf_world(desc->dist);

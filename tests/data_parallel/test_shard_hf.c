@@ -119,7 +119,8 @@ static te_module *hf_open(rank_state *s, const hf_case *c, const char *folder, b
     te_seed(s->te, 9);
     if (c->num->stored) te_quantized_model_init_begin(s->te, &(te_quantized_model_init_desc){.recipe = &recipe});
     te_module *m =
-        te_hf_open(s->te, folder, &(te_hf_desc){.params_dtype = c->num->dtype, .units = units ? &d : NULL});
+        te_hf_open(s->te, folder, &(te_hf_desc){.params_dtype = c->num->dtype, .quantized_lm_head = c->num->stored,
+                                                .units = units ? &d : NULL});
     if (c->num->stored) te_quantized_model_init_end(s->te);
     return m;
 }

@@ -20,6 +20,7 @@ static te_module *make_lm(te_ctx *te, const lm_case *c) {
                            .num_key_value_heads = 2};
     te_recipe recipe = te_recipe_current_scaling();
     d.tie_word_embeddings = c->tied;
+    d.quantized_lm_head = c->stored && !c->tied;
     d.params_dtype = c->dtype;
     d.qk_norm = !c->packs;
     if (c->experts) d.num_local_experts = 4, d.num_experts_per_tok = 2;
@@ -82,7 +83,8 @@ TE_TEST(shards_of_language_models) {
                              {.experts = true, .dtype = TE_F32},
                              {.experts = true, .dtype = TE_BF16, .autocast = true},
                              {.dtype = TE_BF16, .autocast = true, .grouped_checkpoint = true},
-                             {.tied = true, .dtype = TE_BF16, .autocast = true, .stored = true}};
+                             {.tied = true, .dtype = TE_BF16, .autocast = true, .stored = true},
+                             {.dtype = TE_BF16, .autocast = true, .stored = true}}; /* lm_head as well */
     for (int i = 0; i < COUNT(cases); i++)
         for (int shard = TE_SHARD_OPTIMIZER; shard <= TE_SHARD_PARAMETERS; shard++) {
             lm_case c = cases[i];

@@ -266,6 +266,20 @@ TE_TEST(hf_save) {
     te_safetensors_close(f);
     te_module_destroy(m);
 
+    te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &recipe});
+    m = te_hf_open(te, test_path("llama"), &(te_hf_desc){.quantized_lm_head = true});
+    te_quantized_model_init_end(te);
+    REQUIRE_OK(te);
+    te_tensor *head = te_module_parameter(te_module_find(m, "lm_head"), "weight");
+    CHECK(te_tensor_is_quantized(head));
+    CHECK_EQ_INT(te_hf_save(m, test_path("head")), TE_OK);
+    f = te_safetensors_open(te, in_folder("head", "model.safetensors"));
+    te_tensor *decoded = te_safetensors_read(f, "lm_head.weight");
+    CHECK_BYTES("lm_head of the file", test_read(decoded), test_read(te_dequantize(head, TE_F32)), V * D * sizeof(float));
+    CHECK_ERROR_BELOW("decoded lm_head", test_read(decoded), weight_of(-1, "lm_head"), V * D, 4e-2);
+    te_safetensors_close(f);
+    te_module_destroy(m);
+
     te_linear_desc linear = {.in_features = 2, .out_features = 2};
     m = te_linear_create(te, &linear);
     CHECK_EQ_INT(te_hf_save(m, test_path("x")), TE_ERR_INVALID);
@@ -619,6 +633,8 @@ TE_TEST(hf_refuses_weights) {
     CHECK_OK(te);
     CHECK(m && !te_module_find(m, "lm_head"));
     te_module_destroy(m);
+    CHECK(te_hf_open(te, test_path("llama"), &(te_hf_desc){.quantized_lm_head = true}) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "quantized_lm_head and tie_word_embeddings are true");
     remove(file);
     CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
     CHECK_ERROR(te, TE_ERR_IO, "model.safetensors");

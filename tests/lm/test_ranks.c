@@ -6,7 +6,7 @@ enum { LM_VOCABULARY = 37, LM_LENGTH = 16, LM_STEPS = 2 };
 
 typedef struct lm_case {
     int tp, cp, ep;
-    bool experts, qk_norm, window, tied;
+    bool experts, qk_norm, window, tied, quantized_head;
     float dropout;
     te_recipe (*recipe)(void); /* NULL: f32 */
     int batches;               /* of a step; 0: 1 */
@@ -32,6 +32,7 @@ static te_module *make_lm(te_ctx *te, const lm_case *c, const te_dist *dist) {
                            .o_bias = true,
                            .qk_norm = c->qk_norm,
                            .tie_word_embeddings = c->tied,
+                           .quantized_lm_head = c->quantized_head,
                            .sliding_window = c->window ? 5 : 0,
                            .attention_dropout = c->dropout,
                            .num_local_experts = c->experts ? 4 : 0,
@@ -244,6 +245,8 @@ TE_TEST(models_that_ranks_share_under_recipes) {
                                                  te_recipe_block_scaling, te_recipe_mxfp8, te_recipe_nvfp4};
     static const lm_case ways[] = {{.tp = 2}, {.cp = 2}, {.ep = 2, .experts = true}, {.tp = 2, .cp = 2},
                                    {.tp = 2, .vocabulary = 38, .parallel = {.sequence_parallel = true, .parallel_output = true}},
+                                   {.tp = 2, .vocabulary = 38, .quantized_head = true, .parallel = {.sequence_parallel = true, .parallel_output = true}},
+                                   {.tp = 2, .quantized_head = true, .parallel.sequence_parallel = true},
                                    {.tp = 2, .shard = TE_SHARD_PARAMETERS},
                                    {.ep = 2, .experts = true, .shard = TE_SHARD_OPTIMIZER}};
     for (int i = 0; i < COUNT(recipes); i++)

@@ -28,7 +28,7 @@ static struct {
     const char *folder, *ids, *logits, *grads, *dtype, *recipe, *device, *train, *out, *cache_dtype;
     int generate, batch, steps, sequences;
     double lr;
-    bool exact, no_cache, checkpoint, quantized_weights, resume, times;
+    bool exact, no_cache, checkpoint, quantized_weights, quantized_head, resume, times;
 } opt = {.batch = 1, .steps = 100, .lr = 1e-5};
 
 typedef enum kind { FLAG, COUNT, NUMBER, TEXT } kind;
@@ -59,6 +59,7 @@ static const struct option {
     {"--out", TEXT, &opt.out, "folder for the trained model"},
     {"--checkpoint", FLAG, &opt.checkpoint, "layers run again in the backward pass: less memory"},
     {"--quantized-weights", FLAG, &opt.quantized_weights, "projections are stored as the recipe quantizes them"},
+    {"--quantized-head", FLAG, &opt.quantized_head, "lm_head is quantized as the projections are, and stored like them"},
     {"--resume", FLAG, &opt.resume, "go on from what --out has"},
     {"--dtype", TEXT, &opt.dtype, "f32, f16 or bf16, of parameters and activations (that of the file)"},
     {"--recipe", TEXT, &opt.recipe, "none, delayed, current, block, mxfp8 or nvfp4 (none)"},
@@ -196,7 +197,7 @@ static void share_model(void) { /* units are made from below: experts, which few
     share_unit(model, dist.data);
 }
 static void open_model(void) {
-    te_hf_desc desc = {.dist = &dist, .parallel = {.parallel_output = opt.train != NULL, .sequence_parallel = layout.sequence,
+    te_hf_desc desc = {.dist = &dist, .quantized_lm_head = opt.quantized_head, .parallel = {.parallel_output = opt.train != NULL, .sequence_parallel = layout.sequence,
                                                    .ub_overlap_ag = layout.ub, .ub_overlap_rs = layout.ub, .ub_bulk_dgrad = layout.ub, .ub_bulk_wgrad = layout.ub}};
     const te_data_parallel_desc units = unit_of(dist.data);
     const bool by_units = layout.shard && dist.size > 1; /* no rank ever has more than its slices and one layer */
@@ -204,7 +205,7 @@ static void open_model(void) {
         if (!strcmp(te_dtype_name((te_dtype)dtype), opt.dtype)) desc.params_dtype = (te_dtype)dtype;
     if (opt.dtype && !desc.params_dtype) die("--dtype %s: there are f32, f16 and bf16", opt.dtype);
     recipe = recipe_named(opt.recipe);
-    if (opt.quantized_weights && !recipe.kind) die("--quantized-weights needs --recipe");
+    if ((opt.quantized_weights || opt.quantized_head) && !recipe.kind) die("%s needs --recipe", opt.quantized_weights ? "--quantized-weights" : "--quantized-head");
     if (by_units) desc.units = &units;
     const bool backward = opt.train || opt.grads;
     if (!backward) te_no_grad_begin(te); /* quantized weights then have one copy each, the one that forward reads */

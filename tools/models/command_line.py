@@ -157,6 +157,7 @@ def refusals(llama, root):
     refused([base, *train, "--lr", "inf"], "--lr inf")
     refused([base, *train, "--steps", "ten"], "--steps ten")
     refused([base, *train, "--quantized-weights"], "--quantized-weights needs --recipe")
+    refused([base, *train, "--quantized-head"], "--quantized-head needs --recipe")
     refused([base, *train, "--resume"], "refused.new/training.safetensors")
     refused([base, "--train", out + ".ids"], "--train needs --out")
     refused([base, "--train", out + ".one", "--out", root + "/refused.new"], "sequence 0 has one id")

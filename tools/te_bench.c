@@ -2388,7 +2388,7 @@ static void run_decode(bench *b, void *arg) {
     else run_forward(b, s, s->id);
 }
 
-/* One id of each of `batch` sequences after 512, by launches of a captured step; 0: the first id after 8192. Stored quantized, over our bf16. Rows of whole models are `token`. */
+/* One id of each of `batch` sequences after 512, by launches of a captured step; 0: the first id after 8192. Stored quantized, over our bf16. Rows of whole models are `token`, also with a quantized lm_head. */
 static void bench_inference(bench *b, const inference_model *model, int batch) {
     static const struct {
         const char *name;
@@ -2398,19 +2398,22 @@ static void bench_inference(bench *b, const inference_model *model, int batch) {
     const int64_t sizes[2] = {batch ? batch : 1, batch ? 512 : 8192}, one[2] = {sizes[0], 1};
     double of_bf16 = 0;
     te_no_grad_begin(b->te);
-    for (int i = 0; i < (int)(sizeof rows / sizeof *rows); i++) {
+    for (int row = 0; row < 2 * (int)(sizeof rows / sizeof *rows); row++) {
+        const int i = row / 2;
+        const bool head = row % 2; /* lm_head is quantized too */
         inference s = TE_ZERO;
         te_causal_lm_desc desc = TE_ZERO;
         te_quantized_model_init_desc stored = TE_ZERO;
         te_recipe recipe;
         char name[64], shape[64];
         double seconds;
-        snprintf(name, sizeof name, "%s %s", model != &layers_of_8b ? "token" : batch ? "decode" : "prefill", rows[i].name);
+        if (head && (!rows[i].recipe || model == &layers_of_8b)) continue;
+        snprintf(name, sizeof name, "%s %s%s", model != &layers_of_8b ? "token" : batch ? "decode" : "prefill", rows[i].name, head ? ", lm_head too" : "");
         snprintf(shape, sizeof shape, "%s b%d s%d", model->name, (int)sizes[0], (int)sizes[1]);
         if (!wanted(b, name)) continue;
         if (rows[i].recipe) recipe = rows[i].recipe(), s.recipe = stored.recipe = &recipe;
         desc.vocab_size = 128256, desc.hidden_size = model->hidden, desc.intermediate_size = model->inner, desc.num_hidden_layers = model->layers;
-        desc.num_attention_heads = HEADS, desc.num_key_value_heads = GROUPS;
+        desc.num_attention_heads = HEADS, desc.num_key_value_heads = GROUPS, desc.quantized_lm_head = head;
         te_scope_begin(b->te);
         if (s.recipe) te_quantized_model_init_begin(b->te, &stored);
         s.model = te_causal_lm_create(b->te, &desc);

@@ -175,8 +175,11 @@ static te_tensor *te__lm_head_logits(te_module *m, te_forward_args *args, int pa
         }
         x = te__lm_logits(x, te_module_parameter(te_module_find(m, "model.embed_tokens"), "weight"), &p, false,
                           &m->met);
-    } else
-        x = d->quantized_lm_head ? te__run_child(m, "lm_head", args) : te__run_plain(m, "lm_head", args);
+    } else if (!d->quantized_lm_head) {
+        x = te__run_plain(m, "lm_head", args);
+    } else {
+        x = args->kv_cache ? te__run_child_alone(m, "lm_head", args) : te__run_child(m, "lm_head", args);
+    }
     if (!shared) x = parts > 1 ? te__join_parts(d->tp_group, x, false) : x;
     else if (whole) x = te__join_parts(d->tp_group, x, true);
     return x && parts > 1 ? te_tensor_view(x, 3, shape) : x;

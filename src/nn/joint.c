@@ -68,3 +68,13 @@ static te_tensor *te__run_child_added(te_module *m, const char *name, te_forward
     result = te__joint_run(m->te, &joint, y ? TE_OK : TE_ERR_STATE, step.y ? &step : NULL);
     return result != TE_OK ? NULL : step.y ? step.y : te_add(residual, y);
 }
+/* Returns the output of the child `name`, whose product runs as te_op_joint_gemm if it can wait: for few rows that reads
+ * weights faster than te_op_gemm. */
+static te_tensor *te__run_child_alone(te_module *m, const char *name, te_forward_args *args) {
+    te__joint joint;
+    te_tensor *y;
+    if (!te__is_plain_linear(te_module_find(m, name))) return te__run_child(m, name, args);
+    te__joint_open(m->te, &joint);
+    y = te__run_child(m, name, args);
+    return te__joint_run(m->te, &joint, y ? TE_OK : TE_ERR_STATE, NULL) == TE_OK ? y : NULL;
+}

@@ -185,6 +185,18 @@ TE_TEST_DEVICES(joint_gemm_of_many_tiles) {
         }
 }
 
+/* One product of so many lines that single warps would have several tiles: an lm_head, whose last tile is not whole. */
+TE_TEST_DEVICES(joint_gemm_of_a_head) {
+    static const int64_t lines[3] = {40008};
+    if (!te_ctx_is_cuda(te)) SKIP("for the GPU's schedule; the CPU has none");
+    for (int c = 0; c < COUNT(joint_cases); c++) {
+        const joint_case *j = &joint_cases[c];
+        const bool scaled = j->kind == TE_QUANT_BLOCK || j->kind == TE_QUANT_MXFP8 || j->kind == TE_QUANT_NVFP4;
+        check_joint(te, j, NOTHING, TE_BF16, 1, 1, lines, 1024, scaled && joins(j)); /* others: gemm_hopper */
+        check_joint(te, j, NOTHING, TE_BF16, 1, 3, lines, 256, scaled && joins(j));
+    }
+}
+
 /* A norm before the products: rows in one warp of the norm's kernel and in several, whole and not; rows of more values than a thread holds at once; weights of A's format and of f32. */
 TE_TEST_DEVICES(joint_gemm_of_normed_rows) {
     static const int64_t widths[3] = {64, 16, 32}, lengths[] = {128, 264, 1280, 2304, 4096, 5120};

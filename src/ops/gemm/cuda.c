@@ -590,9 +590,14 @@ static int te__gemv_joint_depth(const te__plan *p, const te__gemm_problem *q, bo
 }
 /* Returns the number of warps that share a tile, of blocks of sixteen warps, one on each multiprocessor: as many as let
  * each group of warps have one tile, because a second one would begin when the first has ended; but no more than have a
- * turn. */
+ * turn. If even single warps have several tiles, as with an lm_head, at least two warps, which read neighbouring bytes,
+ * and more if each has eight turns. */
 static int te__gemv_joint_warps(const te__plan *p, int64_t tiles, int64_t turns) {
     int warps = 16;
+    if (tiles > 16 * (int64_t)p->num_sms) {
+        while (warps > 2 && 8 * warps > turns) warps /= 2;
+        return turns > 1 ? warps : 1;
+    }
     while (warps > 1 && (warps > turns || tiles > 16 / warps * (int64_t)p->num_sms)) warps /= 2;
     return warps;
 }

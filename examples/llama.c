@@ -59,7 +59,7 @@ static const struct option {
     {"--out", TEXT, &opt.out, "folder for the trained model"},
     {"--checkpoint", FLAG, &opt.checkpoint, "layers run again in the backward pass: less memory"},
     {"--quantized-weights", FLAG, &opt.quantized_weights, "projections are stored as the recipe quantizes them"},
-    {"--quantized-head", FLAG, &opt.quantized_head, "lm_head is quantized as the projections are, and stored like them"},
+    {"--quantized-head", FLAG, &opt.quantized_head, "lm_head is quantized and stored as the projections are (no tied embeddings)"},
     {"--resume", FLAG, &opt.resume, "go on from what --out has"},
     {"--dtype", TEXT, &opt.dtype, "f32, f16 or bf16, of parameters and activations (that of the file)"},
     {"--recipe", TEXT, &opt.recipe, "none, delayed, current, block, mxfp8 or nvfp4 (none)"},
@@ -197,8 +197,8 @@ static void share_model(void) { /* units are made from below: experts, which few
     share_unit(model, dist.data);
 }
 static void open_model(void) {
-    te_hf_desc desc = {.dist = &dist, .quantized_lm_head = opt.quantized_head, .parallel = {.parallel_output = opt.train != NULL, .sequence_parallel = layout.sequence,
-                                                   .ub_overlap_ag = layout.ub, .ub_overlap_rs = layout.ub, .ub_bulk_dgrad = layout.ub, .ub_bulk_wgrad = layout.ub}};
+    te_hf_desc desc = {.dist = &dist, .parallel = {.parallel_output = opt.train != NULL, .sequence_parallel = layout.sequence,
+                                                   .ub_overlap_ag = layout.ub, .ub_overlap_rs = layout.ub, .ub_bulk_dgrad = layout.ub, .ub_bulk_wgrad = layout.ub}, .quantized_lm_head = opt.quantized_head};
     const te_data_parallel_desc units = unit_of(dist.data);
     const bool by_units = layout.shard && dist.size > 1; /* no rank ever has more than its slices and one layer */
     for (int dtype = TE_F32; opt.dtype && dtype <= TE_BF16; dtype++)

@@ -52,8 +52,8 @@ typedef struct te_lm_parallel_options {
  *     model.norm                         RMSNorm
  *     lm_head                            Linear, unless the embedding's table is used for it
  *
- * Under autocast the projections are quantized, and with quantized_lm_head lm_head too. The embedding and the gate of
- * experts stay in high precision, and are never stored quantized; so does lm_head without the option.
+ * Under autocast the projections are quantized, and with quantized_lm_head lm_head too. The embedding, the gate of
+ * experts and, without quantized_lm_head, lm_head stay in high precision, and are never stored quantized.
  *
  * All experts run in three grouped GEMMs. Group sizes stay on the device, so a capture (te_graph_begin) can record the
  * GEMMs. Each GroupedLinear (w1, w3, w2) uses the weights of all experts' Linears of its name. Those Linears are never
@@ -74,8 +74,8 @@ typedef struct te_causal_lm_desc {
                                   * the MLP. A norm after attention or MLP is applied before the residual is added */
     bool tie_word_embeddings;    /* true => the model has no lm_head, and computes logits with the embedding's table */
     bool quantized_lm_head;      /* true => lm_head is quantized as the projections are, and stored quantized with them;
-                                  * not with tie_word_embeddings. false => it stays in high precision, as in
-                                  * TransformerEngine's and NeMo's models */
+                                  * not with tie_word_embeddings. A decoded token reads fewer bytes, and logits are less
+                                  * exact. false => it stays in high precision */
     float embedding_scale;       /* factor of the embedding's rows, rounded to the rows' format; 0 => 1 */
     float softmax_scale;         /* 0 => 1 / sqrt(head_dim) */
     float attn_logit_softcapping, final_logit_softcapping; /* cap of scores; cap of logits: x becomes cap * tanh(x /
@@ -180,7 +180,8 @@ typedef struct te_hf_desc {
                                  * lifetime, and *dist for the call. NULL => one rank */
     te_lm_parallel_options parallel; /* how the ranks of dist->tensor share the vocabulary, and the tokens between
                                       * products */
-    bool quantized_lm_head; /* that of te_causal_lm_desc; TE_ERR_INVALID if config.json has tie_word_embeddings */
+    bool quantized_lm_head; /* that of te_causal_lm_desc; TE_ERR_INVALID for a model with tied embeddings
+                             * (tie_word_embeddings in config.json, or by default, as in Gemma) */
     const struct te_data_parallel_desc *units; /* makes units (te_fsdp_unit) of the layers, and one of the rest, for
                                                 * ranks that share the model; all of them must call te_hf_open. With
                                                 * TE_SHARD_PARAMETERS a rank reads its slices alone, and holds no more
@@ -215,6 +216,7 @@ typedef struct te_hf_desc {
  * TE_ERR_FORMAT if files contradict each other (a tensor is missing, unexpected, or not in the file that the index
  * names).
  * TE_ERR_SHAPE if shapes differ from config.json.
+ * TE_ERR_INVALID for desc->quantized_lm_head and a model with tied embeddings.
  * TE_ERR_UNSUPPORTED for a model that te.h cannot compute correctly.
  * TE_ERR_UNSUPPORTED if the only weights are in pytorch_model.bin. */
 TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc);

@@ -195,10 +195,11 @@ static te_result te__causal_lm_meets(te_module *m, const te_forward_args *args, 
     if (result == TE_OK)
         snprintf(what, sizeof(what),
                  "CausalLM of %d layers, hidden_size %lld, vocab_size %lld, of ids %s; vocab_parallel %s, "
-                 "parallel_output %s, sequence_parallel %s",
+                 "parallel_output %s, sequence_parallel %s, quantized_lm_head %s",
                  d->num_hidden_layers, (long long)d->hidden_size, (long long)d->vocab_size,
                  te__shape_text(args->input, text), te__vocab_is_shared(d) ? "on" : "off",
-                 p->parallel_output ? "true" : "false", p->sequence_parallel ? "true" : "false");
+                 p->parallel_output ? "true" : "false", p->sequence_parallel ? "true" : "false",
+                 d->quantized_lm_head ? "true" : "false");
     result = te__group_compare(d->tp_group, what, result);
     s->met = s->met || (result == TE_OK && !m->te->warming);
     return result;
@@ -610,8 +611,8 @@ static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
     if (d->quantized_lm_head && d->tie_word_embeddings)
         return te__not_ok(te, TE_ERR_INVALID,
                           "%s: quantized_lm_head and tie_word_embeddings are true, and a tied model has no lm_head: "
-                          "the embedding's table, which stays in high precision, gives its logits; leave "
-                          "quantized_lm_head false, or tie_word_embeddings, for a model with an lm_head",
+                          "the embedding's table, which stays in high precision, gives its logits; leave one of them "
+                          "false",
                           who);
     return te__layer_desc_ok(te, who, d->vocab_size, d->hidden_size, d->params_dtype) &&
            te__layer_desc_ok(te, who, d->hidden_size,

@@ -68,8 +68,8 @@ static te_tensor *te__run_child_added(te_module *m, const char *name, te_forward
     result = te__joint_run(m->te, &joint, y ? TE_OK : TE_ERR_STATE, step.y ? &step : NULL);
     return result != TE_OK ? NULL : step.y ? step.y : te_add(residual, y);
 }
-/* Returns the output of the child `name`, whose product runs as te_op_joint_gemm if it can wait: for few rows that reads
- * weights faster than te_op_gemm. */
+/* Returns the output of the child `name`. Its product runs as te_op_joint_gemm if it can wait: with one row that reads
+ * codes with block scales faster than te_op_gemm (tests/bench/notes.md). */
 static te_tensor *te__run_child_alone(te_module *m, const char *name, te_forward_args *args) {
     te__joint joint;
     te_tensor *y;

@@ -3,7 +3,7 @@
 #include "../te_test.h"
 
 /* Vocabulary: groups of 16 and 32, blocks of 128, and a rest; ids of a batch, and room of a cache. */
-enum { QH_V = 157, QH_D = 128, QH_P = 5, QH_ROOM = 9, QH_RECIPES = 5 };
+enum { QH_V = 157, QH_D = 256, QH_P = 5, QH_ROOM = 9, QH_RECIPES = 5 };
 
 static te_recipe qh_recipe(int i) {
     return i == 0   ? te_recipe_current_scaling()
@@ -138,8 +138,8 @@ TE_TEST_DEVICES(quantized_head_decodes) {
         qh_decode(m, &recipe, false, calls);
         qh_decode(plain, &recipe, false, want);
         for (int i = QH_P - 1; i < QH_ROOM; i++) {
-            /* On CUDA a joint product adds up k in another order: f32 sums of QH_D terms, then bf16 rounds once on each
-             * side. */
+            /* On CUDA a joint product, of block, MXFP8 and NVFP4, adds up k in another order: sums up to 4 sqrt(QH_D), of
+             * QH_D terms, round by 2^-24 of that; then bf16 rounds once on each side. */
             if (te_ctx_is_cuda(te)) CHECK_CLOSE("calls", calls[i], want[i], QH_V, 0x1p-7, 4 * QH_D * 0x1p-24);
             else CHECK_BYTES("calls", calls[i], want[i], QH_V * sizeof(float));
         }
@@ -154,6 +154,35 @@ TE_TEST_DEVICES(quantized_head_decodes) {
         te_no_grad_end(te);
         CHECK_OK(te);
         te_module_destroy(plain);
+        te_module_destroy(m);
+    }
+}
+
+/* A head with a forward of its own, which reads its product, runs by itself. */
+static te_result qh_doubled(te_module *m, te_forward_args *args) {
+    te_result result = te_module_get_class(m)->forward(m, args);
+    if (result == TE_OK) args->outputs.out = te_scale(args->outputs.out, 2);
+    return args->outputs.out ? result : TE_ERR_STATE;
+}
+TE_TEST_DEVICES(quantized_head_with_a_forward_of_its_own) {
+    for (int n = 0; n < QH_RECIPES; n++) {
+        const te_recipe recipe = qh_recipe(n);
+        float *once[QH_ROOM], *twice[QH_ROOM];
+        test_case("%s", te_recipe_name(recipe.kind));
+        te_no_grad_begin(te);
+        te_module *m = qh_make(te, 5, true, &recipe);
+        te_module_set_forward(te_module_find(m, "lm_head"), qh_quantized);
+        qh_recipe_of_head = &recipe;
+        qh_decode(m, &recipe, false, once);
+        te_module_set_forward(te_module_find(m, "lm_head"), qh_doubled);
+        if (recipe.kind == TE_RECIPE_DELAYED) te_module_destroy(m), m = qh_make(te, 5, true, &recipe), te_module_set_forward(te_module_find(m, "lm_head"), qh_doubled);
+        qh_decode(m, &recipe, false, twice);
+        for (int i = QH_P - 1; i < QH_ROOM; i++) {
+            for (int v = 0; v < QH_V; v++) once[i][v] *= 2; /* exact */
+            CHECK_BYTES("doubled", twice[i], once[i], QH_V * sizeof(float));
+        }
+        te_no_grad_end(te);
+        CHECK_OK(te);
         te_module_destroy(m);
     }
 }

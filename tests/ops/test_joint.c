@@ -185,15 +185,31 @@ TE_TEST_DEVICES(joint_gemm_of_many_tiles) {
         }
 }
 
-/* One product of so many lines that single warps would have several tiles: an lm_head, whose last tile is not whole. */
+/* One product of so many lines that single warps would have several tiles: an lm_head, whose last tile is not whole. Tiles of one, two and four warps. */
 TE_TEST_DEVICES(joint_gemm_of_a_head) {
-    static const int64_t lines[3] = {40008};
+    static const int64_t lines[3] = {40008}, lengths[] = {256, 640, 1024, 4096};
     if (!te_ctx_is_cuda(te)) SKIP("for the GPU's schedule; the CPU has none");
-    for (int c = 0; c < COUNT(joint_cases); c++) {
-        const joint_case *j = &joint_cases[c];
-        const bool scaled = j->kind == TE_QUANT_BLOCK || j->kind == TE_QUANT_MXFP8 || j->kind == TE_QUANT_NVFP4;
-        check_joint(te, j, NOTHING, TE_BF16, 1, 1, lines, 1024, scaled && joins(j)); /* others: gemm_hopper */
-        check_joint(te, j, NOTHING, TE_BF16, 1, 3, lines, 256, scaled && joins(j));
+    for (int c = 0; c < COUNT(joint_cases); c++)
+        for (int k = 0; k < COUNT(lengths); k++) {
+            const joint_case *j = &joint_cases[c];
+            const bool scaled = j->kind == TE_QUANT_BLOCK || j->kind == TE_QUANT_MXFP8 || j->kind == TE_QUANT_NVFP4;
+            const bool whole = lengths[k] % (j->kind == TE_QUANT_NVFP4 ? 256 : 128) == 0;
+            if (lengths[k] == 4096 && j->kind != TE_QUANT_MXFP8) continue; /* four warps, 0.2 s of numbers a case */
+            check_joint(te, j, NOTHING, TE_BF16, 1, k == 0 ? 3 : 1, lines, lengths[k], scaled && whole && joins(j)); /* others: gemm_hopper */
+        }
+}
+/* The warps that share a tile, on paper: few tiles on 132 multiprocessors, and many. */
+TE_TEST(joint_warps_of_a_tile) {
+    static const struct {
+        int64_t tiles, turns;
+        int warps;
+    } cases[] = {{132, 64, 16}, {132, 8, 8}, {133, 64, 8}, {512, 16, 4}, {2112, 32, 1}, {24, 1, 1}, {24, 3, 2},
+                 {2113, 1, 1}, {2113, 2, 2}, {2113, 3, 2}, {2501, 5, 2}, {2501, 8, 2}, {8016, 16, 2}, {8016, 31, 2}, {8016, 32, 4}, {8016, 64, 8}, {8016, 128, 16}, {8016, 1000, 16}};
+    te__plan p = TE_ZERO;
+    p.num_sms = 132;
+    for (int i = 0; i < COUNT(cases); i++) {
+        test_case("%d tiles of %d turns", (int)cases[i].tiles, (int)cases[i].turns);
+        CHECK_EQ_INT(te__gemv_joint_warps(&p, cases[i].tiles, cases[i].turns), cases[i].warps);
     }
 }
 
@@ -620,7 +636,7 @@ static int64_t joint_depth(te_ctx *te, int64_t k, int64_t lines, bool rotated) {
     te__plan_end(&p);
     return depth;
 }
-/* What gemv_joint keeps of the rotation of NVFP4 takes no turn's place in models of 1.5 to 32 G parameters. */
+/* The rotation that gemv_joint keeps for NVFP4 takes no turn's place in models of 1.5 to 32 G parameters. */
 TE_TEST(joint_rotation_leaves_room_for_turns) {
     static const int64_t sizes[][2] = {{2048, 3072}, {4096, 6144}, {4096, 12288}, {5120, 7168}, {5120, 10240}, {5120, 15360}};
     te_ctx *te = test_context("cpu");

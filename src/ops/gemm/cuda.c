@@ -588,10 +588,10 @@ static int te__gemv_joint_depth(const te__plan *p, const te__gemm_problem *q, bo
     if (wide) *shared = te__max(*shared, half);
     return depth;
 }
-/* Returns the number of warps that share a tile, of blocks of sixteen warps, one on each multiprocessor: as many as let
- * each group of warps have one tile, because a second one would begin when the first has ended; but no more than have a
- * turn. If even single warps have several tiles, as with an lm_head, at least two warps, which read neighbouring bytes,
- * and more if each has eight turns. */
+/* Returns the number of warps that share a tile, at most the number of turns. Blocks have sixteen warps, and each
+ * multiprocessor has one block. As many warps as leave each group one tile, since a second tile begins when the first
+ * has ended. If single warps would have several tiles each (an lm_head): two warps, or as many as have eight turns
+ * each; they read neighbouring bytes. */
 static int te__gemv_joint_warps(const te__plan *p, int64_t tiles, int64_t turns) {
     int warps = 16;
     if (tiles > 16 * (int64_t)p->num_sms) {

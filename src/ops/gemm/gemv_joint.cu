@@ -30,8 +30,8 @@
 //          D_DT    te_dtype of D
 //          WARPS   warps of a tile: 1, 2, 4, 8 or 16
 //          DEPTH   turns of B on their way for each warp: 1 to 3
-//          JOINT   1: several products; 2: two products and ACT, a gated te_activation; 3: one product, which is added
-//                  to `residual`
+//          JOINT   1: products, no step after them; 2: two products and ACT, a gated te_activation; 3: one product,
+//                  which is added to `residual`
 //          NORM    1: RMSNorm of A's rows, which have 16 bits; 2: LayerNorm; 0 or undefined: none
 //          W_DT    with NORM: te_dtype of gamma and beta
 //          ROPE    1, with JOINT=1: queries, keys and values, which are rotated and written to a cache besides D

@@ -98,8 +98,8 @@ typedef struct te__gemv_joint_kargs {
     long long lda;
     int m, k, d_dt;
     float factor_a, factor_b;
-    int early; /* whether no kernel that may still run writes B, its scales or its factors, so that they are read before
-                * the kernel's turn */
+    int early; /* whether no kernel that may still run writes B, its scales, its factors or the norm's weights, so that
+                * they are read before the kernel's turn */
     int rope_early; /* whether that is so, too, of all that te__rope_kargs names but what is written */
     te__gemv_quantizing q;
     const void *residual; /* [m, n], or NULL */

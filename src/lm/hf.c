@@ -64,12 +64,13 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     if (desc && desc->dist) te__hf_take_groups(&d, desc->dist);
     if (desc) d.parallel = desc->parallel;
     d.quantized_lm_head = desc && desc->quantized_lm_head;
-    if (d.quantized_lm_head && d.tie_word_embeddings)
-        return te__fail(f->te, TE_ERR_INVALID,
-                        "%s: tie_word_embeddings is true, or the default of the model, so that there is no lm_head to "
-                        "quantize; leave te_hf_desc.quantized_lm_head false",
-                        f->config_path.s),
-               NULL;
+    if (d.quantized_lm_head && d.tie_word_embeddings) {
+        te__fail(f->te, TE_ERR_INVALID,
+                 "%s: tie_word_embeddings is true, or the default of the model, so that there is no lm_head to "
+                 "quantize; leave te_hf_desc.quantized_lm_head false",
+                 f->config_path.s);
+        return NULL;
+    }
     f->model = te__hf_create(f, &d);
     if (!f->model) return NULL;
     if (desc && desc->dist) ((te__causal_lm *)f->model->state)->world = te__hf_world(desc->dist);

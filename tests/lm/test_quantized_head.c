@@ -85,7 +85,8 @@ TE_TEST_DEVICES(quantized_head_equals_a_linear) {
     }
 }
 
-/* The forward of a head that its model runs in high precision: quantized by the recipe all the same. */
+/* A forward for the lm_head of a model without the option: it runs under the recipe, although the model turns the recipe
+ * off for it. */
 static const te_recipe *qh_recipe_of_head;
 static te_result qh_quantized(te_module *m, te_forward_args *args) {
     te_ctx *te = te_module_ctx(m);

@@ -195,7 +195,7 @@ TE_TEST_DEVICES(joint_gemm_of_a_head) {
             const bool scaled = j->kind == TE_QUANT_BLOCK || j->kind == TE_QUANT_MXFP8 || j->kind == TE_QUANT_NVFP4;
             const bool whole = lengths[k] % (j->kind == TE_QUANT_NVFP4 ? 256 : 128) == 0;
             if (lengths[k] == 4096 && j->kind != TE_QUANT_MXFP8) continue; /* four warps, 0.2 s of numbers a case */
-            check_joint(te, j, NOTHING, TE_BF16, 1, k == 0 ? 3 : 1, lines, lengths[k], scaled && whole && joins(j)); /* others: gemm_hopper */
+            check_joint(te, j, NOTHING, TE_BF16, 1, k == 0 ? 3 : 1, lines, lengths[k], scaled && whole && joins(j)); /* gemm_hopper takes so many lines of other formats */
         }
 }
 /* The warps that share a tile, on paper: few tiles on 132 multiprocessors, and many. */
@@ -574,6 +574,13 @@ TE_TEST_DEVICES(joint_gemm_with_most_workspaces) {
 
 /* ---- launches of a decoding step ---- */
 
+/* Begins a plan for a GPU of 132 multiprocessors, on paper. */
+static void joint_plan_begin(te__plan *p, te_ctx *te) {
+    te__plan_begin(p, te);
+    p->explain = p->hopper = p->edits_maps = true;
+    p->sm = 90;
+    p->num_sms = 132;
+}
 /* The shared memory of a block, where a step after products of one row of k values decides on the launch: a sum, a gate, or none. On paper. */
 static int64_t joint_room(te_ctx *te, te_dtype dt, int64_t k, int64_t n, bool sum, bool gated) {
     static uint64_t storage[32]; /* nobody reads it */
@@ -593,10 +600,7 @@ static int64_t joint_room(te_ctx *te, te_dtype dt, int64_t k, int64_t n, bool su
     joint.activation = gated ? TE_SWIGLU : (te_activation)0;
     joint.residual = sum ? te_tensor_wrap(te, dt, SHAPE(1, n), data, NULL, NULL) : NULL;
     joint.y = te_tensor_wrap(te, dt, SHAPE(1, n), data, NULL, NULL);
-    te__plan_begin(&p, te);
-    p.explain = p.hopper = p.edits_maps = true;
-    p.sm = 90;
-    p.num_sms = 132;
+    joint_plan_begin(&p, te);
     CHECK(te__gemm_plan_joint(&p, a, joint));
     CHECK(p.num_launches == 1 && !strcmp(p.launch[0].kernel, "gemv_joint") && p.launch[0].overlaps);
     if (p.num_launches) shared = p.launch[0].shared_bytes;
@@ -626,10 +630,7 @@ static int64_t joint_depth(te_ctx *te, int64_t k, int64_t lines, bool rotated) {
     joint.count = 2;
     joint.rope = rotated ? &rope : NULL;
     joint.rope_bytes = rotated ? sizeof(rope) : 0;
-    te__plan_begin(&p, te);
-    p.explain = p.hopper = p.edits_maps = true;
-    p.sm = 90;
-    p.num_sms = 132;
+    joint_plan_begin(&p, te);
     CHECK(te__gemm_plan_joint(&p, a, joint));
     for (int i = 0; p.num_launches && i < p.launch[0].num_options; i++)
         if (!strcmp(p.launch[0].option[i].name, "DEPTH")) depth = p.launch[0].option[i].value;

@@ -124,7 +124,7 @@ struct te_joint_kargs {
 #define EARLY_STARTS (__CUDA_ARCH__ >= 900) // whether a launch starts before the one ahead of it has ended
 #define ONCE (BITS < 16) // whether the L2 cache need not keep B; numbers of 16 bits are not always faster so
 // Whether the products leave few registers. So what depends on the thread or the unit is computed again behind them.
-// Spills in and around the loop of turns take 2 to 3 % of a token.
+// Spills in and around the loop of turns cost 1 to 2 % of the time of a token.
 #define TIGHT (ONE && SCALES == 2)
 #define KEPT (TIGHT && WARPS >= TE__GEMV_KEPT_WARPS) // whether the rotation is kept in shared memory
 #define STEP ((SCALES == 2 ? 4 : 1) * (SWIZZLED ? 512 : 4)) // bytes of scales from one turn to the next

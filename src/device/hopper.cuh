@@ -45,23 +45,9 @@ TE_DEV void te_cluster_meet() {
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-// te_cluster_leave and te_cluster_wait together wait for all threads of the cluster that have not ended. Writes before
-// te_cluster_leave are visible in all blocks of the cluster behind te_cluster_wait.
-TE_DEV void te_cluster_leave() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// The two halves of te_cluster_meet. Threads that have ended are not waited for.
+TE_DEV void te_cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 TE_DEV void te_cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-
-// Load floats of shared memory of a block of the cluster; `at` is from te_cluster_at.
-TE_DEV float4 te_cluster_load16(te_u32 at) {
-    float4 v;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-TE_DEV void te_cluster_load8(te_u32 at, float &x, float &y) {
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(at) : "memory");
-}
 
 // Translates a shared address of this block to the address of the same variable in block `rank`. te_cluster_at(at + n,
 // rank) is te_cluster_at(at, rank) + n.
@@ -87,6 +73,23 @@ TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
                  "r"(value), "r"(bar), "r"(rank)
                  : "memory");
 }
+
+// Store floats in shared memory of a block of the cluster. The bytes count towards an mbarrier of that block. `at` and
+// `bar` are from te_cluster_at, of the same block. No block may end before all that it is sent has arrived.
+#define TE_HAS_STORE_ASYNC /* PTX 8.1 */ \
+    (__CUDA_ARCH__ >= 900 && (__CUDACC_VER_MAJOR__ > 12 || __CUDACC_VER_MINOR__ >= 1))
+#if TE_HAS_STORE_ASYNC
+TE_DEV void te_store16_there(te_u32 at, float4 v, te_u32 bar) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(at),
+                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
+                 : "memory");
+}
+TE_DEV void te_store8_there(te_u32 at, float x, float y, te_u32 bar) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(at), "f"(x),
+                 "f"(y), "r"(bar)
+                 : "memory");
+}
+#endif
 
 // ---- TMA ------------------------------------------------------------------------------------------------------------
 

@@ -65,6 +65,8 @@ enum {
     SLOT = KEYS * (ROW_K + ROW_V), // bytes of a warp's keys and values in one stage
     TILES = TE__ATTN_DECODE_TILES(D, ROWS, CODES), SUMS = TE__ATTN_DECODE_SUMS(D, ROWS), // bytes
     TOGETHER = TE__ATTN_DECODE_TOGETHER,
+    QUADS = D / 4, // of a row
+    BEFORE_SENT = TILES > SUMS ? TILES : SUMS,
     Q_PIECES = (ROWS * D / 8 + THREADS - 1) / THREADS, // of 16 bytes, of Q, for each thread
     ROW_SUMS = D + 4 // floats of a row of a warp's sums: rows 2 t of the lanes of a quad lie in different banks
 };
@@ -241,6 +243,9 @@ TE_DEV float te_scaled_row(te_u32 to, const te_u16 *from, int d) {
 struct te_part {
     float top, l;
 };
+TE_DEV float4 te_float4_of(uint4 v) {
+    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
+}
 TE_DEV void te_add_part(float4 &sum, float w, const float4 &v) {
     sum.x = fmaf(w, v.x, sum.x), sum.y = fmaf(w, v.y, sum.y);
     sum.z = fmaf(w, v.z, sum.z), sum.w = fmaf(w, v.w, sum.w);
@@ -313,6 +318,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int chunk = TE__ATTN_DECODE_CHUNK(end > begin ? end - begin : 1, args.share);
     const int from = begin + split * chunk, to = min(end, from + chunk);
     if (split > 0 && from >= end) return;
+    const int used = end > begin ? (end - begin + chunk - 1) / chunk : 1;
+#if TE_HAS_STORE_ASYNC
+    // The blocks of a cluster add up chunks together: of the QUADS of all rows, block i has `share` from i * share on.
+    // The blocks send each other their sums.
+    __shared__ te_u64 bar_sent;
+    const bool in_cluster = args.clustered && used > 1 && used <= TOGETHER;
+    const te_u32 quads = rows * QUADS, share = (quads + used - 1) / used, first_quad = split * share,
+                 own_quads = first_quad < quads ? min(share, quads - first_quad) : 0;
+    te_u32 inverse = (1 << 22) / share + 1; // quad / share is quad * inverse >> 22
+    asm volatile("" : "+r"(inverse)); // so that it is computed here
+    const te_u32 sent = te_smem(te_shared) + BEFORE_SENT, sent_parts = sent + 16 * used * share;
+    if (in_cluster) {
+        if (threadIdx.x == 0) {
+            te_mbar_init(te_smem(&bar_sent), 1);
+            te_mbar_init_done();
+            te_mbar_expect(te_smem(&bar_sent), used * (16 * (int)own_quads + 8 * rows));
+        }
+        te_cluster_arrive();
+    }
+#endif
 
     const te_u32 shared = te_smem(te_shared), q = shared, mine = q + ROWS * ROW_Q + warp * (STAGES * SLOT);
     const bool paged = EXTRA && a.x.pages;
@@ -383,6 +408,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     float by_q[N][2]; // the factors that make products scores in units of log2 or, unless plain, products of Q
     if (!CODES) by_q[0][0] = plain ? a.scale2 : 1.0f;
 
+#if TE_HAS_STORE_ASYNC
+    if (in_cluster) te_cluster_wait(); // all mbarriers of the cluster are initialized
+#endif
     te_follow();
     te_lead();
     uint4 of_rows[CODES ? 1 : Q_PIECES]; // this thread's pieces of Q
@@ -539,15 +567,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (lane < 4) of_warps[r].top = top[n][c], of_warps[r].l = l[n][c];
     }
     __syncthreads();
-    enum { QUADS = D / 4 };
-    const int used = end > begin ? (end - begin + chunk - 1) / chunk : 1;
+#if TE_HAS_STORE_ASYNC
+    if (in_cluster) {
+        for (te_u32 at = threadIdx.x; at < quads; at += THREADS) {
+            const te_u32 r = at / QUADS, c = at % QUADS, to = at * inverse >> 22;
+            te_part sum;
+            const float4 joined = te_join((const float4 *)(sums + r * ROW_SUMS + 4 * c), of_warps + r, sum);
+            te_store16_there(te_cluster_at(sent + 16 * (split * share + at - to * share), to), joined,
+                             te_cluster_at(te_smem(&bar_sent), to));
+            if (c < (te_u32)used)
+                te_store8_there(te_cluster_at(sent_parts + 8 * (split * rows + r), c), sum.top, sum.l,
+                                te_cluster_at(te_smem(&bar_sent), c));
+        }
+        te_mbar_wait(te_smem(&bar_sent), 0);
+        for (te_u32 i = threadIdx.x; i < own_quads; i += THREADS) {
+            const int r = (int)((first_quad + i) / QUADS), c = (int)(4 * ((first_quad + i) % QUADS));
+            if (c >= a.d_v) continue;
+            float w[TOGETHER], l[TOGETHER];
+            te_part sum = {-TE_INF, 0.0f};
+#pragma unroll
+            for (int s = 0; s < TOGETHER; s++) {
+                w[s] = -TE_INF, l[s] = 0.0f;
+                if (s >= used) continue;
+                const float2 part = te_lds8(sent_parts + 8 * (s * rows + r));
+                w[s] = part.x, l[s] = part.y;
+                sum.top = fmaxf(sum.top, part.x);
+            }
+            const float base = sum.top == -TE_INF ? 0.0f : sum.top;
+            float4 joined = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+            for (int s = 0; s < TOGETHER; s++) {
+                w[s] = te_exp2(w[s] - base);
+                l[s] *= w[s];
+                if (s < used) te_add_part(joined, w[s], te_float4_of(te_lds16(sent + 16 * (s * share + i))));
+            }
+            sum.l = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])); // the order of te_warp_sum
+            te_finish(a, seq, b, first_head, r, c, joined, sum);
+        }
+        return;
+    }
+#endif
     const te_i64 row_floats = a.d_v + 4, part_floats = rows * row_floats; // a row's sums, then top, l, and padding
     const te_u32 place = blockIdx.z * gridDim.x + blockIdx.x;
     float *all = args.part + (te_i64)place * args.splits * part_floats;
-#if __CUDA_ARCH__ >= 900
-    __shared__ __align__(8) te_part of_block[ROWS];
-    const bool in_cluster = args.clustered && used <= TOGETHER;
-#endif
     for (int at = threadIdx.x; at < rows * QUADS; at += THREADS) {
         const int r = at / QUADS, c = 4 * (at % QUADS);
         te_part sum;
@@ -558,54 +620,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             te_finish(a, seq, b, first_head, r, c, joined, sum);
             continue;
         }
-#if __CUDA_ARCH__ >= 900
-        if (in_cluster) { // in the place of the first warp's sums, which no other thread reads
-            *(float4 *)(sums + r * ROW_SUMS + c) = joined;
-            if (c == 0) of_block[r] = sum;
-            continue;
-        }
-#endif
         float *to_row = all + split * part_floats + r * row_floats;
         *(float4 *)(to_row + c) = joined;
         if (c == 0) *(float2 *)(to_row + a.d_v) = make_float2(sum.top, sum.l);
     }
     if (used == 1) return;
-#if __CUDA_ARCH__ >= 900
-    if (in_cluster) {
-        te_cluster_leave();
-        te_cluster_wait();
-        for (int at = threadIdx.x; split == 0 && at < rows * QUADS; at += THREADS) {
-            const int r = at / QUADS, c = 4 * (at % QUADS);
-            if (c >= a.d_v) continue;
-            const te_u32 at_sums = shared + 4 * (r * ROW_SUMS + c), at_part = te_smem(of_block + r);
-            float4 v[TOGETHER];
-            float w[TOGETHER], l[TOGETHER];
-            te_part sum = {-TE_INF, 0.0f};
-#pragma unroll
-            for (int i = 0; i < TOGETHER; i++) {
-                w[i] = -TE_INF, l[i] = 0.0f;
-                if (i >= used) continue;
-                te_cluster_load8(te_cluster_at(at_part, i), w[i], l[i]);
-                v[i] = te_cluster_load16(te_cluster_at(at_sums, i));
-            }
-#pragma unroll
-            for (int i = 0; i < TOGETHER; i++) sum.top = fmaxf(sum.top, w[i]);
-            float4 joined = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-            for (int i = 0; i < TOGETHER; i++) {
-                w[i] = te_exp2(w[i] - (sum.top == -TE_INF ? 0.0f : sum.top));
-                l[i] *= w[i];
-                if (i < used) te_add_part(joined, w[i], v[i]);
-            }
-            sum.l = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])); // the order of te_warp_sum
-            te_finish(a, seq, b, first_head, r, c, joined, sum);
-        }
-        te_cluster_leave();
-        if (split > 0) te_cluster_wait(); // the first block reads this one's shared memory until then
-        return;
-    }
-#endif
-
     // ---- the chunks ----
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -667,10 +686,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         int i = in_registers;
 #pragma unroll 8
         for (; i < kept; i++) {
-            const uint4 v = te_lds16(o_kept + 16 * i * part_pieces);
-            te_add_part(joined, weights[i].top,
-                        make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                                    __uint_as_float(v.w)));
+            te_add_part(joined, weights[i].top, te_float4_of(te_lds16(o_kept + 16 * i * part_pieces)));
         }
 #pragma unroll 16
         for (; i < used; i++) te_add_part(joined, weights[i].top, __ldcg(o + i * part_pieces));

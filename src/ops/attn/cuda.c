@@ -233,9 +233,10 @@ static int te__attn_decode_cluster(const te__plan *p, int splits, int64_t places
     if (places * te__round_up(splits, TE__ATTN_DECODE_TOGETHER) > 4 * (int64_t)p->num_sms) return 0;
     return splits > 4 ? TE__ATTN_DECODE_TOGETHER : splits > 2 ? 4 : 2;
 }
-static int64_t te__attn_decode_shared(const te__attn_kargs *a) {
-    const int d = te__attn_padded_d(a), rows = te__attn_decode_rows(a), codes = te__attn_is_coded(a);
-    return te__max(te__max(TE__ATTN_DECODE_TILES(d, rows, codes), TE__ATTN_DECODE_SUMS(d, rows)),
+static int64_t te__attn_decode_shared(const te__attn_kargs *a, bool clustered) {
+    const int d = te__attn_padded_d(a), rows = te__attn_decode_rows(a), codes = te__attn_is_coded(a),
+              sent = clustered ? TE__ATTN_DECODE_SENT(d, a->s_q * (a->heads / a->groups)) : 0;
+    return te__max(te__max(TE__ATTN_DECODE_TILES(d, rows, codes), TE__ATTN_DECODE_SUMS(d, rows)) + sent,
                    TE__ATTN_DECODE_JOINED(rows, te__attn_decode_share(a)));
 }
 
@@ -246,7 +247,7 @@ static bool te__attn_decodes(const te__plan *p, const te__attn_kargs *a, int ker
            (a->x.page_size % 16 == 0 || a->x.pages_of_each == 1) && /* no tile of 16 keys lies in two pages */
            a->groups <= TE__PLAN_MANY_COUNTERS && a->batch <= 32 * (TE__PLAN_MANY_COUNTERS / a->groups) &&
            (!te__attn_is_coded(a) || te__attn_coded_rows_fit(a, 16)) &&
-           te__attn_decode_shared(a) <= te__attn_shared_limit(p);
+           te__attn_decode_shared(a, true) <= te__attn_shared_limit(p);
 }
 /* Sets what the kernel reads before te_follow: the lengths of sequences and the rows of keys and values that are there
  * when the graph is launched (ops/early.c). */
@@ -296,7 +297,7 @@ static te_result te__attn_plan_decode(te__plan *p, const te_op_attn_fwd_args *ar
         l->overlaps = true;
         te__attn_decode_early(p, args, k);
         te__launch_size(l, a->groups, splits, te__min(together, a->batch - first), 32 * TE__ATTN_DECODE_WARPS,
-                        te__attn_decode_shared(a));
+                        te__attn_decode_shared(a, cluster > 0));
         te__launch_option(l, "X_DT", a->q.dt);
         te__launch_option(l, "X_D", d);
         te__launch_option(l, "X_ROWS", te__attn_decode_rows(a));

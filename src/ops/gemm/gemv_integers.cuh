@@ -44,16 +44,48 @@ TE_DEV te_u32 te_integers_scaled(te_u32 scales, te_u32 by) { // two f16 each
     return r;
 }
 
-// Writes the codes 8 number .. 8 number + 7 of Y, which starts at `base`. `scale`: the scale of their block as f16.
-TE_DEV void te_integers_put(te_u32 base, int number, te_u32 codes, te_u32 scale) {
-    const te_u32 turn = base + number / 32 * 512, at = number % 32;
+// Rounds eight products v * multiplier to codes, as te_nvfp4_pack8 does, and returns twice their values, each a byte.
+// NaN becomes 12. v is changed. largest: the largest |v|, NaN ignored. v and multiplier are multiplied as in
+// te_nvfp4_pack8; so |y| may be above 6, the largest value of a code.
+//
+// Codes from 0 to 2 are 1/2 apart, those up to 4 by 1, and those up to 6 by 2: by half of the largest power of two that
+// is at most max(|y|, 1). With 1.5 * 2^22 of these powers added, an f32 has no bits below that. So y is rounded to the
+// nearest, and ties to even codes.
+TE_DEV uint2 te_integers_rounded(float v[8], float multiplier, float largest) {
+    const float last = 12582912.0f / 2.0f; // 1.5 * 2^22
+    float pairs[4];
+    int again = 0;
+    asm volatile("" : "+r"(again)); // else the compiler writes the loop out twice
+#pragma unroll 1
+    do {
+        if (again) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = fmaxf(fminf(__fmul_rn(v[j], multiplier), 6.0f), -6.0f);
+            multiplier = 1.0f, largest = 6.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float y = __fmul_rn(v[j], multiplier);
+            const float power = __uint_as_float(__float_as_uint(fmaxf(fabsf(y), 1.0f)) & 0x7f800000u);
+            const float rounded = __fmaf_rn(power, -last, __fmaf_rn(power, last, y));
+            // a pair is 2^23 + 2^15 + 2^7 and twice its values, the second one times 2^8: all bytes are positive
+            pairs[j >> 1] = __fmaf_rn(rounded, j & 1 ? 512.0f : 2.0f, j & 1 ? pairs[j >> 1] : 8421504.0f);
+        }
+        // Above 7, values would be rounded to 8. A NaN is one in its pair.
+        const float all = (pairs[0] + pairs[1]) + (pairs[2] + pairs[3]);
+        again = !(largest * multiplier < 7.0f && all == all);
+    } while (again);
     te_u32 of[2];
 #pragma unroll
-    for (int h = 0; h < 2; h++) { // the difference of bytes from 128 on and of bytes up to 12: no byte borrows
-        const te_u32 c = codes >> (16 * h);
-        of[h] = ((te_integers_of(c) | 0x80808080u) - te_integers_of(c ^ 0x8888)) ^ 0x80808080u;
-    }
-    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(turn + at * 8), "r"(of[0]), "r"(of[1]) : "memory");
+    for (int h = 0; h < 2; h++)
+        of[h] = __byte_perm(__float_as_uint(pairs[2 * h]), __float_as_uint(pairs[2 * h + 1]), 0x5410) ^ 0x80808080u;
+    return make_uint2(of[0], of[1]);
+}
+// Writes twice the values 8 number .. 8 number + 7 of Y, which starts at `base`. `scale`: the scale of their block as
+// f16.
+TE_DEV void te_integers_put(te_u32 base, te_u32 number, uint2 of, te_u32 scale) {
+    const te_u32 turn = base + number / 32 * 512, at = number % 32;
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(turn + at * 8), "r"(of.x), "r"(of.y) : "memory");
     if (at % 2 == 0)
         asm volatile("st.shared.b16 [%0], %1;" ::"r"(turn + 256 + at),
                      "h"((te_u16)te_integers_scaled(scale, 0x24002400u)) // 2^-6

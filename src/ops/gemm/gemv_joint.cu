@@ -154,15 +154,15 @@ struct te_joint_unit {
 
 // Returns v, as a value that the compiler does not know. So it computes what depends on v here, and does not keep it in
 // registers.
-TE_DEV int te_joint_anew(int v) {
+TE_DEV te_u32 te_joint_anew(te_u32 v) {
     asm volatile("" : "+r"(v));
     return v;
 }
 // The same with TIGHT; else v.
-TE_DEV int te_joint_tight(int v) { return TIGHT ? te_joint_anew(v) : v; }
+TE_DEV te_u32 te_joint_tight(te_u32 v) { return TIGHT ? te_joint_anew(v) : v; }
 // Returns the address of the sums of the thread's group, [HALF][WARPS][few][16]. odd: 1 for every second unit, which
 // has sums of its own.
-TE_DEV te_u32 te_joint_sums(const float *sums, int thread, int odd, int few) {
+TE_DEV te_u32 te_joint_sums(const float *sums, te_u32 thread, int odd, int few) {
     return te_smem(sums) + (odd * 16 + thread / (32 * WARPS) * WARPS) * (HALF * few * 64);
 }
 
@@ -190,14 +190,14 @@ struct te_joint_ring {
         there = unit.open(k, number) && each > 0;
         if (!there) return;
         const te__gemv_part &p = k.part[JOINT == 2 ? half : unit.product];
-        const int thread = te_joint_anew(threadIdx.x), lane = thread & 31, warp = (thread >> 5) % WARPS;
-        const int line = min(unit.line_of(lane >> 2), p.n - 1);
-        const int other = min(unit.line_of(8 + (lane >> 2)), p.n - 1);
+        const te_u32 thread = te_joint_anew(threadIdx.x), lane = thread & 31, warp = (thread >> 5) % WARPS;
+        const int line = min(unit.line_of((int)(lane >> 2)), p.n - 1);
+        const int other = min(unit.line_of((int)(8 + (lane >> 2))), p.n - 1);
         codes = (const te_u8 *)p.b + line * p.ldb + 16 * (lane & 3) + warp * 128;
         eight = (other - line) * (int)p.ldb;
         if (SCALES)
             scales = (const te_u8 *)p.block_b + warp * STEP +
-                     te__group_scale_at(SWIZZLED, 0, p.ld_block_b, min(unit.line_of(lane & 15), p.n - 1), 0);
+                     te__group_scale_at(SWIZZLED, 0, p.ld_block_b, min(unit.line_of((int)(lane & 15)), p.n - 1), 0);
         left = each;
     }
     // Starts the copies of the next turn, over the oldest one, which all lanes have read. `one_by_one`: those of line g
@@ -412,8 +412,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
         // Asked for before the products, which hide the time of these loads. Converted behind them.
         te_u32 bias[HALF] = {}, residual = 0;
         {
-            const int thread = te_joint_tight(threadIdx.x);
-            const int row = thread % (32 * WARPS) / 16, column = unit.line_of(thread % 16);
+            const te_u32 thread = te_joint_tight(threadIdx.x);
+            const int row = (int)(thread % (32 * WARPS) / 16), column = unit.line_of((int)(thread % 16));
             const bool mine = row < few && column < k.part[unit.product].n;
 #pragma unroll
             for (int h = 0; h < HALF; h++) {
@@ -428,7 +428,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
             asked = false;
 #endif
             if (JOINT == 3 && mine)
-                residual = te_joint_ask(k.residual, (te_i64)row * k.part[0].n + column, D_DT);
+                residual = te_joint_ask(k.residual, (ONE ? 0 : (te_i64)row * k.part[0].n) + column, D_DT);
         }
 #pragma unroll 1
         for (int h = 0; h < HALF; h++) {
@@ -450,8 +450,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
                 ring.wait();
                 take(n, of_block);
             }
-            const int thread = te_joint_tight(threadIdx.x);
-            const int g = (thread & 31) >> 2, t = thread & 3;
+            const te_u32 thread = te_joint_tight(threadIdx.x), g = (thread & 31) >> 2, t = thread & 3;
             const te_u32 of_warp = te_joint_sums(sums, thread, odd, few) +
                                    (h * WARPS + (thread >> 5) % WARPS) * (few * 64);
 #if INTEGERS
@@ -476,8 +475,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
                 }
 #endif
         }
-        const int thread = te_joint_tight(threadIdx.x);
-        unit.open(k, te_joint_tight(unit.number));
+        const te_u32 thread = te_joint_tight(threadIdx.x);
+        unit.open(k, (int)te_joint_tight(unit.number));
         const te__gemv_part &p = k.part[unit.product];
         const int column = unit.line_of(line);
         const te_u32 of_unit = te_joint_sums(sums, thread, odd, few) + line * 4;

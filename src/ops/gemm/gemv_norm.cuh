@@ -22,12 +22,11 @@ template <bool LAYER, int DT, int WEIGHT, int WARPS_OF_BLOCK, bool ALONE> struct
     const te_u16 *a; // [m, k]
     te_i64 lda;
     int vectors, parts; // vectors: of a row
-    float one_nth;      // 1 / k
     te_raw<WEIGHT> gamma, beta;
     te_raw<DT> x; // the thread's vector
 
     TE_DEV te_gemv_norm(const te__gemv_norm &how, const void *a, te_i64 lda, int m, int k)
-        : how(how), a((const te_u16 *)a), lda(lda), vectors(k >> 3), parts(m * how.warps), one_nth(1.0f / (float)k) {}
+        : how(how), a((const te_u16 *)a), lda(lda), vectors(k >> 3), parts(m * how.warps) {}
 
     // Loads gamma and beta of vector `at` of a row. The first call may come before te_follow, if nothing writes gamma
     // and beta.
@@ -48,7 +47,7 @@ template <bool LAYER, int DT, int WEIGHT, int WARPS_OF_BLOCK, bool ALONE> struct
 #pragma unroll 1
         for (int p = warp; p < parts; p += WARPS_OF_BLOCK) {
             te_norm_moments moments;
-            if (!moments.first<LAYER>(total(scratch, row_of(p)), one_nth)) continue;
+            if (!moments.first<LAYER>(total(scratch, row_of(p)), how.one_nth)) continue;
             load(p, of);
             put(scratch + 2 * parts, p, sum(p, of, moments.mean));
         }
@@ -58,7 +57,7 @@ template <bool LAYER, int DT, int WEIGHT, int WARPS_OF_BLOCK, bool ALONE> struct
     // NaN is ignored.
     TE_DEV void finish(int row, const float *scratch, te_u32 &largest) {
         te_norm_moments of;
-        if (of.first<LAYER>(total(scratch, row), one_nth)) of.second(total(scratch + 2 * parts, row), one_nth);
+        if (of.first<LAYER>(total(scratch, row), how.one_nth)) of.second(total(scratch + 2 * parts, row), how.one_nth);
         of.finish(how.eps);
         float y[8];
         te_norm_result<LAYER>(x, of, gamma, beta, how.zero_centered, how.rounded, y);

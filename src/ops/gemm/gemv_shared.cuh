@@ -42,7 +42,7 @@ struct te_gemv_shared {
 #if !ONE
         few = (int)lines;
 #endif
-        turns = (int)te_div_up(k, TURN), line_bytes = TE__GEMV_LINE(turns, TURN);
+        turns = WHOLE ? (int)((te_u32)k / TURN) : (int)te_div_up(k, TURN), line_bytes = TE__GEMV_LINE(turns, TURN);
         base = te_smem(scratch + 32), of_scales = base + few * line_bytes;
         zeros = of_scales + few * turns * 16;
         all = few * turns * PARTS, inverse = 0xffffffffu / (te_u32)(turns * PARTS) + 1;
@@ -211,16 +211,16 @@ struct te_gemv_shared {
             for (int d = 1; d < (SCALES ? GROUP / PART : BLOCK ? PARTS : 1); d *= 2)
                 most = fmaxf(most, __shfl_xor_sync(lanes_of_turn(), most, d));
 #if SCALES == 2
+            const te_u8 code = te_nvfp4_block_code(most, tensor);
+            const te_u32 of = te_fp8x2_to_f16(code, 0, TE_F8E4M3);
+            const float multiplier = te_nvfp4_multiplier(code, tensor);
+#if INTEGERS
+            te_integers_put(base, number, te_integers_rounded(v, multiplier, most), of);
+#else
             // A NaN has the code of 6, as infinity has. te_nvfp4_pack8 does not take NaN.
 #pragma unroll
             for (int j = 0; j < 8; j++) v[j] = v[j] == v[j] ? v[j] : __uint_as_float(0x7f800000u);
-            const te_u8 code = te_nvfp4_block_code(most, tensor);
-            const te_u32 of = te_fp8x2_to_f16(code, 0, TE_F8E4M3);
-            const te_u32 codes = te_nvfp4_pack8(v, te_nvfp4_multiplier(code, tensor));
-#if INTEGERS
-            te_integers_put(base, number, codes, of);
-#else
-            te_decode_fp4x8(codes, __byte_perm(of, 0, 0x1010), out);
+            te_decode_fp4x8(te_nvfp4_pack8(v, multiplier), __byte_perm(of, 0, 0x1010), out);
 #endif
 #else
             te_u32 code[2] = {0, 0};

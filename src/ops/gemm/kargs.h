@@ -74,7 +74,7 @@ typedef struct te__gemv_kargs {
 enum { TE__GEMV_NORM_CHUNKS = 4 };
 typedef struct te__gemv_norm {
     const void *gamma, *beta; /* [k]; beta: or NULL */
-    float eps;
+    float eps, one_nth;         /* one_nth: 1 / k */
     int zero_centered, rounded; /* as in te__norm_fwd_kargs */
     int warps;                  /* of a row, each lane with up to TE__GEMV_NORM_CHUNKS vectors of eight elements */
     int layernorm, dt;          /* for the options: LayerNorm or RMSNorm, and the te_dtype of gamma and beta */

@@ -13,6 +13,7 @@ static bool te__joint_norm_fits(const te__plan *p, const te_op_joint_gemm_args *
     n->gamma = te__data(a->norm_weight);
     n->beta = te__data(a->norm_bias);
     n->eps = a->norm.eps;
+    n->one_nth = 1.0f / (float)a->k;
     n->zero_centered = a->norm.zero_centered_gamma;
     n->rounded = a->norm_rounded;
     n->warps = t.warps;

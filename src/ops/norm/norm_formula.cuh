@@ -10,6 +10,16 @@
 TE_DEV float te_norm_rounded(float v, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;
 }
+// Rounds eight values to the float format DT. Two at a time: a conversion of one value is slower.
+template <int DT> TE_DEV void te_norm_round(float v[8]) {
+    if (DT == TE_F32) return;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+        te_raw<DT> two;
+        two.w[0] = te_f32x2_to_half(v[j], v[j + 1], DT);
+        v[j] = te_raw_get(two, 0), v[j + 1] = te_raw_get(two, 1);
+    }
+}
 // Adds the sums of x - shift (LAYER: LayerNorm) and of (x - shift)^2 over eight elements.
 template <bool LAYER, int DT> TE_DEV void te_norm_add_share(float2 &sum, const te_raw<DT> &x, float shift) {
     float2 part = make_float2(0.0f, 0.0f);
@@ -47,13 +57,14 @@ struct te_norm_moments {
 template <bool LAYER, int DT, int WEIGHT>
 TE_DEV void te_norm_result(const te_raw<DT> &x, const te_norm_moments &of, const te_raw<WEIGHT> &gamma,
                            const te_raw<WEIGHT> &beta, bool centred, bool rounded, float y[8]) {
+    // The result is exactly 0 where x equals the mean. v * rstd - mean * rstd might not be.
+#pragma unroll
+    for (int j = 0; j < 8; j++) y[j] = (te_raw_get(x, j) - (LAYER ? of.mean : 0.0f)) * of.rstd;
+    if (rounded) te_norm_round<DT>(y);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        float g = te_raw_get(gamma, j), v = te_raw_get(x, j);
+        float g = te_raw_get(gamma, j);
         if (centred) g += 1.0f;
-        // The result is exactly 0 where x equals the mean. v * rstd - mean * rstd might not be.
-        float normed = (v - (LAYER ? of.mean : 0.0f)) * of.rstd;
-        if (rounded) normed = te_norm_rounded(normed, DT);
-        y[j] = LAYER ? fmaf(normed, g, te_raw_get(beta, j)) : normed * g;
+        y[j] = LAYER ? fmaf(y[j], g, te_raw_get(beta, j)) : y[j] * g;
     }
 }

@@ -293,6 +293,45 @@ TE_TEST_DEVICES(joint_gemm_of_swizzled_scales_and_nan) {
         }
 }
 
+/* One row of NVFP4, whose blocks' largest values are 0.7 of the block's before: scales of every size, subnormal ones,
+ * which are so coarse that values exceed 6 of their units by far, and scales of 0. B is the identity, so that D has the
+ * values of A's codes. */
+TE_TEST_DEVICES(joint_gemm_of_blocks_of_every_size) {
+    enum { K = 768 };
+    static const te_dtype dtypes[] = {TE_BF16, TE_F16, TE_F32};
+    const joint_case *j = NULL;
+    for (int c = 0; c < COUNT(joint_cases); c++)
+        if (joint_cases[c].scaling == TE_SCALING_NVFP4) j = &joint_cases[c];
+    REQUIRE(j);
+    float *identity = test_alloc(sizeof(float) * K * K);
+    for (int i = 0; i < K; i++) identity[i * K + i] = 1;
+    for (int turn = 0; turn < COUNT(dtypes) * 3; turn++) {
+        const te_dtype dtype = dtypes[turn / 3];
+        static const char *const names[] = {"", ", a negative NaN", ", infinities"};
+        float *x = test_normal(K, 3);
+        te_op_joint_gemm_args a = {0};
+        test_case("%s%s", te_dtype_name(dtype), names[turn % 3]);
+        te_scope_begin(te);
+        for (int i = 0; i < K; i++) x[i] *= i / 16 == 20 ? 0 : powf(0.7f, (float)(i / 16)); /* one block of zeros */
+        if (turn % 3 == 1) x[5] = x[40] = -NAN;
+        if (turn % 3 == 2) x[70] = INFINITY, x[90] = -INFINITY;
+        a.a = test_tensor(te, dtype, SHAPE(1, K), x);
+        a.count = 1, a.m = 1, a.k = K;
+        a.scaling_a = j->scaling, a.scaling_b = j->of_weight, a.quantize_a = j->dtype;
+        te_joint_product *p = &a.product[0];
+        p->n = K;
+        weight_of(te, j, TE_F8E4M3, false, test_tensor(te, TE_BF16, SHAPE(K, K), identity), p);
+        p->d = test_guarded(te, TE_F32, SHAPE(1, K));
+        te_tensor *d[3] = {test_guarded(te, TE_F32, SHAPE(1, K))};
+        te_op_joint_gemm(te, &a);
+        by_calls(te, &a, d, NULL);
+        REQUIRE_OK(te);
+        /* one product of exact numbers for each element, and two factors */
+        CHECK_CLOSE("D", test_read(p->d), test_read(d[0]), K, 0x1p-22, 0);
+        te_scope_end(te);
+    }
+}
+
 TE_TEST_DEVICES(joint_gemm_complaints) {
     te_op_joint_gemm_args good = {0}, a;
     te_tensor *x = te_tensor_zeros(te, TE_BF16, SHAPE(2, 32)), *other = te_tensor_zeros(te, TE_F32, SHAPE(2, 16));

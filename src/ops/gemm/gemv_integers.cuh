@@ -19,6 +19,8 @@
 // has eight bits and is below 2^12: exact in f16.
 #pragma once
 #include "device/mma.cuh"
+#include "device/vector.cuh"
+#include "ops/nvfp4/nvfp4.cuh"
 
 #define TE_INTEGERS_POWER 16.0f // of a sum: 2^6 for the scales, and 1/4 for twice each value
 
@@ -44,24 +46,34 @@ TE_DEV te_u32 te_integers_scaled(te_u32 scales, te_u32 by) { // two f16 each
     return r;
 }
 
-// Rounds eight products v * multiplier to codes, as te_nvfp4_pack8 does, and returns twice their values, each a byte.
-// NaN becomes 12. v is changed. largest: the largest |v|, NaN ignored. v and multiplier are multiplied as in
-// te_nvfp4_pack8; so |y| may be above 6, the largest value of a code.
+// Quantizes a turn of Y as te_nvfp4_pack8 does, and writes it. `raw`: the lane's values 8 lane .. 8 lane + 7, of format
+// DT. All lanes of the warp call this. A NaN has the code of 6, as infinity has.
 //
 // Codes from 0 to 2 are 1/2 apart, those up to 4 by 1, and those up to 6 by 2: by half of the largest power of two that
 // is at most max(|y|, 1). With 1.5 * 2^22 of these powers added, an f32 has no bits below that. So y is rounded to the
 // nearest, and ties to even codes.
-TE_DEV uint2 te_integers_rounded(float v[8], float multiplier, float largest) {
-    const float last = 12582912.0f / 2.0f; // 1.5 * 2^22
-    float pairs[4];
+template <int DT> TE_DEV void te_integers_quantize(te_u32 turn, const te_raw<TE_ANY> &raw, const te_nvfp4_tensor &tensor) {
+    const int lane = threadIdx.x & 31;
+    const float last = 6291456.0f; // 1.5 * 2^22
+    float v[8], pairs[4], most = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = te_raw_value(raw, j, DT), most = fmaxf(most, fabsf(v[j]));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    const te_u8 code = te_nvfp4_block_code(most, tensor);
+    const float step = te_nvfp4_step(code, tensor);
+    // te_rcp of a step from 2^-126 to below 2^126, without the code for others
+    float multiplier;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(multiplier) : "f"(step));
+    multiplier = __fmaf_rn(multiplier, -__fmaf_rn(step, multiplier, -1.0f), multiplier);
     int again = 0;
     asm volatile("" : "+r"(again)); // else the compiler writes the loop out twice
 #pragma unroll 1
     do {
-        if (again) {
+        if (again) { // as te_nvfp4_pack8 does, and limited to the values of codes
+            const float exact = te_nvfp4_multiplier(code, tensor);
 #pragma unroll
-            for (int j = 0; j < 8; j++) v[j] = fmaxf(fminf(__fmul_rn(v[j], multiplier), 6.0f), -6.0f);
-            multiplier = 1.0f, largest = 6.0f;
+            for (int j = 0; j < 8; j++) v[j] = fmaxf(fminf(__fmul_rn(v[j], exact), 6.0f), -6.0f);
+            multiplier = 1.0f, most = 6.0f;
         }
 #pragma unroll
         for (int j = 0; j < 8; j++) {
@@ -71,24 +83,16 @@ TE_DEV uint2 te_integers_rounded(float v[8], float multiplier, float largest) {
             // a pair is 2^23 + 2^15 + 2^7 and twice its values, the second one times 2^8: all bytes are positive
             pairs[j >> 1] = __fmaf_rn(rounded, j & 1 ? 512.0f : 2.0f, j & 1 ? pairs[j >> 1] : 8421504.0f);
         }
-        // Above 7, values would be rounded to 8. A NaN is one in its pair.
+        // From 7 on, values would be rounded to 8. A NaN, or a step of 0, makes a pair NaN.
         const float all = (pairs[0] + pairs[1]) + (pairs[2] + pairs[3]);
-        again = !(largest * multiplier < 7.0f && all == all);
+        again = !again && __any_sync(0xffffffffu, !(most * multiplier < 7.0f && all == all && step < 0x1p125f));
     } while (again);
-    te_u32 of[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        of[h] = __byte_perm(__float_as_uint(pairs[2 * h]), __float_as_uint(pairs[2 * h + 1]), 0x5410) ^ 0x80808080u;
-    return make_uint2(of[0], of[1]);
-}
-// Writes twice the values 8 number .. 8 number + 7 of Y, which starts at `base`. `scale`: the scale of their block as
-// f16.
-TE_DEV void te_integers_put(te_u32 base, te_u32 number, uint2 of, te_u32 scale) {
-    const te_u32 turn = base + number / 32 * 512, at = number % 32;
-    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(turn + at * 8), "r"(of.x), "r"(of.y) : "memory");
-    if (at % 2 == 0)
-        asm volatile("st.shared.b16 [%0], %1;" ::"r"(turn + 256 + at),
-                     "h"((te_u16)te_integers_scaled(scale, 0x24002400u)) // 2^-6
+    const te_u32 low = __byte_perm(__float_as_uint(pairs[0]), __float_as_uint(pairs[1]), 0x5410) ^ 0x80808080u,
+                 high = __byte_perm(__float_as_uint(pairs[2]), __float_as_uint(pairs[3]), 0x5410) ^ 0x80808080u;
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(turn + lane * 8), "r"(low), "r"(high) : "memory");
+    if (lane % 2 == 0)
+        asm volatile("st.shared.b16 [%0], %1;" ::"r"(turn + 256 + lane),
+                     "h"((te_u16)te_integers_scaled(te_fp8x2_to_f16(code, 0, TE_F8E4M3), 0x24002400u)) // 2^-6
                      : "memory");
 }
 

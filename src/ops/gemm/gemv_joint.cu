@@ -252,6 +252,10 @@ TE_DEV te_u32 te_joint_ask(const void *p, te_i64 i, int dt) {
 TE_DEV float te_joint_value(te_u32 v, int dt) {
     return dt == TE_F32 ? __uint_as_float(v) : dt == TE_BF16 ? te_bf16_to_f32((te_u16)v) : te_f16_to_f32((te_u16)v);
 }
+// Asks element i into the L1 cache.
+TE_DEV void te_joint_prefetch(const void *p, te_i64 i, int dt) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"((const te_u8 *)p + i * (dt == TE_F32 ? 4 : 2)));
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 : 2)
     te_gemv_joint(const __grid_constant__ te_joint_kargs kargs) {
@@ -294,7 +298,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
 #if NORM
     const te_u32 largest = in.normalize(norm, sums); // four floats for each of at most sixteen parts of a row
 #if HIGH
+#if INTEGERS
+    const float of_all_y = in.fill(k.a, k.lda, k.factor_a, k.q, largest);
+#else
     const float of_all_y = in.fill(k.a, k.lda, k.factor_a, k.q, largest, &norm.x);
+#endif
 #else
     const float of_all_y = 1.0f;
 #endif
@@ -409,17 +417,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
     int odd = 0;
 #pragma unroll 1
     for (; there; odd ^= 1) {
-        // Asked for before the products, which hide the time of these loads. Converted behind them.
-        te_u32 bias[HALF] = {}, residual = 0;
+        // Asked for before the products, which hide the time of these loads. A residual is converted behind them. A bias,
+        // which most products lack, is asked into the L1 cache, and takes no register.
+        te_u32 residual = 0;
         {
-            const te_u32 thread = te_joint_tight(threadIdx.x);
-            const int row = (int)(thread % (32 * WARPS) / 16), column = unit.line_of((int)(thread % 16));
-            const bool mine = row < few && column < k.part[unit.product].n;
 #pragma unroll
             for (int h = 0; h < HALF; h++) {
                 const te__gemv_part &q = k.part[JOINT == 2 ? h : unit.product];
-                if (mine && q.bias) bias[h] = te_joint_ask(q.bias, column, q.bias_dt);
+                if (!q.bias) continue;
+                const int column = unit.line_of((int)(te_joint_anew(threadIdx.x) % 16));
+                te_joint_prefetch(q.bias, min(column, q.n - 1), q.bias_dt);
             }
+            const te_u32 thread = te_joint_tight(threadIdx.x);
+            const int row = (int)(thread % (32 * WARPS) / 16), column = unit.line_of((int)(thread % 16));
+            const bool mine = row < few && column < k.part[unit.product].n;
 #if ROPE
             if (mine && !asked) {
                 rotated = te_rotate_ask(kargs.rope, unit.product, column, row);
@@ -496,7 +507,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
                 for (int w = 0; w < WARPS; w++)
                     v[h] += __uint_as_float(te_lds4(of_unit + ((h * WARPS + w) * few + r) * 64));
                 v[h] = fmaf(v[h], __uint_as_float(te_lds4(factors + 4 * (JOINT == 2 ? h : unit.product))),
-                            te_joint_value(bias[h], q.bias_dt));
+                            q.bias ? te_joint_value(te_joint_ask(q.bias, column, q.bias_dt), q.bias_dt) : 0.0f);
                 te_store(q.d, r * q.ldd + column, D_DT, v[h]);
                 v[h] = te_joint_rounded(v[h]);
             }

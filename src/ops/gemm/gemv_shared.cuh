@@ -94,7 +94,7 @@ struct te_gemv_shared {
             const int2 p = part_of(i);
             if (i >= THREADS) norm.ask_weights(p.y), norm.ask(p.x, p.y);
             norm.finish(p.x, sums, largest);
-            if (BITS == 16 || all > THREADS)
+            if (BITS == 16 || INTEGERS || all > THREADS)
                 te_sts16(base + p.x * line_bytes + p.y * 16,
                          make_uint4(norm.x.w[0], norm.x.w[1], norm.x.w[2], norm.x.w[3]));
         }
@@ -155,8 +155,13 @@ struct te_gemv_shared {
         for (int i = 0; i < all; i += AT_ONCE * THREADS) {
             ask_round(a, lda, vector, i + threadIdx.x, raw);
 #pragma unroll
-            for (int l = 0; l < AT_ONCE; l++)
-                if (i + l * THREADS < all) raise(most, raw[l]);
+            for (int l = 0; l < AT_ONCE; l++) {
+                if (i + l * THREADS >= all) continue;
+                raise(most, raw[l]);
+                const int later = i + (int)threadIdx.x + l * THREADS;
+                if (INTEGERS && HIGH != TE_F32 && later < all)
+                    te_sts16(base + later * 16, make_uint4(raw[l].w[0], raw[l].w[1], raw[l].w[2], raw[l].w[3]));
+            }
         }
         return over_block(most);
     }
@@ -172,6 +177,27 @@ struct te_gemv_shared {
         most = __float_as_uint(scratch[threadIdx.x & (THREADS / 32 - 1)]);
         return __uint_as_float(__reduce_max_sync(0xffffffffu, most));
     }
+#if INTEGERS
+    // Quantizes A, whose values of 16 bits are in shared memory now, in place. Returns the factor of all its values.
+    TE_DEV float fill(const void *a, te_i64 lda, float factor_a, const te__gemv_quantizing &q, te_u32 largest = 0) const {
+        te_raw<TE_ANY> raw[AT_ONCE];
+        const float most = NORM ? over_block(largest) : amax(a, lda, q.vector, raw);
+        const te_nvfp4_tensor tensor = te_nvfp4_tensor_of(most, q.code_max);
+#pragma unroll 1
+        for (int turn = threadIdx.x >> 5; turn < turns; turn += THREADS / 32) {
+            const te_u32 at = base + turn * (TURN * 2);
+            if (HIGH == TE_F32) {
+                raw[0] = te_raw_ask<8>(a, turn * TURN + (threadIdx.x & 31) * 8, HIGH);
+            } else {
+                const uint4 u = te_lds16(at + (threadIdx.x & 31) * 16);
+                raw[0] = {{u.x, u.y, u.z, u.w}};
+                __syncwarp();
+            }
+            te_integers_quantize<HIGH>(at, raw[0], tensor);
+        }
+        return most * factor_a;
+    }
+#else
     // Quantizes A. Returns the factor of all its values. With NORM, `largest` is the largest |x| that the thread has,
     // in the form of raise(), and `part` its part, if it has one at most.
     TE_DEV float fill(const void *a, te_i64 lda, float factor_a, const te__gemv_quantizing &q, te_u32 largest = 0,
@@ -213,15 +239,10 @@ struct te_gemv_shared {
 #if SCALES == 2
             const te_u8 code = te_nvfp4_block_code(most, tensor);
             const te_u32 of = te_fp8x2_to_f16(code, 0, TE_F8E4M3);
-            const float multiplier = te_nvfp4_multiplier(code, tensor);
-#if INTEGERS
-            te_integers_put(base, number, te_integers_rounded(v, multiplier, most), of);
-#else
             // A NaN has the code of 6, as infinity has. te_nvfp4_pack8 does not take NaN.
 #pragma unroll
             for (int j = 0; j < 8; j++) v[j] = v[j] == v[j] ? v[j] : __uint_as_float(0x7f800000u);
-            te_decode_fp4x8(te_nvfp4_pack8(v, multiplier), __byte_perm(of, 0, 0x1010), out);
-#endif
+            te_decode_fp4x8(te_nvfp4_pack8(v, te_nvfp4_multiplier(code, tensor)), __byte_perm(of, 0, 0x1010), out);
 #else
             te_u32 code[2] = {0, 0};
 #if BLOCK
@@ -242,14 +263,13 @@ struct te_gemv_shared {
 #pragma unroll
             for (int j = 0; j < 4; j++) out[j] = te_fp8x2_to_f16(code[j >> 1], j & 1, Y_DT);
 #endif
-#if !INTEGERS
             put(line, number, out);
-#endif
 #pragma unroll
             for (int l = 0; l + 1 < AT_ONCE; l++) raw[l] = raw[l + 1];
         }
         return factor;
     }
+#endif
 #else
     // Decodes the codes of Y.
     TE_DEV float fill_codes(const te__gemv_kargs &a) const {

@@ -179,7 +179,8 @@ struct te_gemv_shared {
     }
 #if INTEGERS
     // Quantizes A, whose values of 16 bits are in shared memory now, in place. Returns the factor of all its values.
-    TE_DEV float fill(const void *a, te_i64 lda, float factor_a, const te__gemv_quantizing &q, te_u32 largest = 0) const {
+    TE_DEV float fill(const void *a, te_i64 lda, float factor_a, const te__gemv_quantizing &q,
+                      te_u32 largest = 0) const {
         te_raw<TE_ANY> raw[AT_ONCE];
         const float most = NORM ? over_block(largest) : amax(a, lda, q.vector, raw);
         const te_nvfp4_tensor tensor = te_nvfp4_tensor_of(most, q.code_max);

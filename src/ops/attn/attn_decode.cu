@@ -16,8 +16,9 @@
 //
 // A warp copies its own keys by cp.async, a step ahead, and has its own maximum and sums, so that warps do not
 // wait for each other. At the end the block adds up the sums of its warps. For each sequence and KV head, the last
-// block to finish adds up the chunks, always in the same order. Blocks that run at the same time read neighbouring
-// rows: those of all KV heads of a token.
+// block to finish adds up the chunks, always in the same order. If the chunks' blocks are those of a cluster, they send
+// each other their sums, and each block adds up a share of the channels, in that order too. Blocks that run at the same
+// time read neighbouring rows: those of all KV heads of a token.
 //
 // Products are transposed: S^T = K Q^T and O^T += V^T P^T. An mma.sync has 16 rows and 8 columns, and there are 16 keys
 // or channels, but often at most 8 rows of queries.

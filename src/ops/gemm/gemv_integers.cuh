@@ -52,7 +52,8 @@ TE_DEV te_u32 te_integers_scaled(te_u32 scales, te_u32 by) { // two f16 each
 // Codes from 0 to 2 are 1/2 apart, those up to 4 by 1, and those up to 6 by 2: by half of the largest power of two that
 // is at most max(|y|, 1). With 1.5 * 2^22 of these powers added, an f32 has no bits below that. So y is rounded to the
 // nearest, and ties to even codes.
-template <int DT> TE_DEV void te_integers_quantize(te_u32 turn, const te_raw<TE_ANY> &raw, const te_nvfp4_tensor &tensor) {
+template <int DT>
+TE_DEV void te_integers_quantize(te_u32 turn, const te_raw<TE_ANY> &raw, const te_nvfp4_tensor &tensor) {
     const int lane = threadIdx.x & 31;
     const float last = 6291456.0f; // 1.5 * 2^22
     float v[8], pairs[4], most = 0.0f;
@@ -61,7 +62,7 @@ template <int DT> TE_DEV void te_integers_quantize(te_u32 turn, const te_raw<TE_
     most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
     const te_u8 code = te_nvfp4_block_code(most, tensor);
     const float step = te_nvfp4_step(code, tensor);
-    // te_rcp of a step from 2^-126 to below 2^126, without the code for others
+    // te__rcp_f32 of a step from 2^-126 to below 2^126, without the code for others
     float multiplier;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(multiplier) : "f"(step));
     multiplier = __fmaf_rn(multiplier, -__fmaf_rn(step, multiplier, -1.0f), multiplier);

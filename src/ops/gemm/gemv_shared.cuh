@@ -5,7 +5,8 @@
 //
 // THREADS is the number of threads of a block. WHOLE: Y's rows have whole turns, and start at multiples of 16 bytes.
 // NORM: A's rows are normalized first (gemv_norm.cuh). A part stays in registers if each thread has one part at most.
-// Else the lines have the normalized rows, in order, and are quantized in place.
+// Else the lines have the normalized rows, in order, and are quantized in place. With INTEGERS, a row of 16 bits is
+// always quantized in place, a turn by each warp at a time.
 //
 // A line has a slot of 16 bytes for each chunk of eight values. In a turn the four lanes of a quad read neighbouring
 // slots, so the slots are in the order [unit][chunk][lane], where each lane has the chunks that it has of X. With

@@ -31,6 +31,19 @@ TE_DEV void te_mbar_wait(te_u32 bar, int parity) {
     } while (!done);
 }
 
+// The same for data that other blocks of the cluster have sent.
+TE_DEV void te_mbar_wait_sent(te_u32 bar, int parity) {
+    int done;
+    do {
+        asm volatile("{ .reg .pred p;\n"
+                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.b32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+    } while (!done);
+}
+
 // ---- clusters: blocks that see each other's shared memory -----------------------------------------------------------
 
 TE_DEV te_u32 te_cluster_rank() {

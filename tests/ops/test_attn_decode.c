@@ -160,19 +160,24 @@ TE_TEST_DEVICES(attn_decode) {
             if (c.lengths[k] > 256) c.lengths[k] /= part;
         check_decode(te, cpu, c);
     }
-    /* more sequences than the counters of a launch: 130 copies of one, with 8 heads of keys each */
+    /* More sequences than the counters of a launch: 130 copies of one, with 8 heads of keys each. Alone, its chunks are blocks of a cluster. */
     {
-        enum { B = 130, S = 200, G = 8, D = 32 };
+        enum { B = 130, S = 500, G = 8, D = 32 };
         float *before = NULL;
         te_tensor *q = te_tensor_normal(te, TE_BF16, SHAPE(1, 1, G, D), 0, 1), *k = te_tensor_normal(te, TE_BF16, SHAPE(1, S, G, D), 0, 1);
         te_tensor *qs = te_tensor_empty(te, TE_BF16, SHAPE(B, 1, G, D)), *ks = te_tensor_empty(te, TE_BF16, SHAPE(B, S, G, D)), *o = te_tensor_empty(te, TE_BF16, SHAPE(B, 1, G, D));
         for (int i = 0; i < B; i++) te_tensor_copy(te_tensor_narrow(qs, 0, i, 1), q), te_tensor_copy(te_tensor_narrow(ks, 0, i, 1), k);
-        te_op_attn_fwd_args a = {.q = qs, .k = ks, .v = ks, .o = o, .format = TE_BSHD, .rule = {.mask = TE_MASK_NONE}};
+        te_tensor *lse = te_tensor_empty(te, TE_F32, SHAPE(B, G, 1)), *of_one[2] = {te_tensor_empty(te, TE_BF16, SHAPE(1, 1, G, D)), te_tensor_empty(te, TE_F32, SHAPE(1, G, 1))};
+        te_op_attn_fwd_args a = {.q = qs, .k = ks, .v = ks, .o = o, .lse = lse, .format = TE_BSHD, .rule = {.mask = TE_MASK_NONE}};
+        te_op_attn_fwd_args one = {.q = q, .k = k, .v = k, .o = of_one[0], .lse = of_one[1], .format = TE_BSHD, .rule = {.mask = TE_MASK_NONE}};
+        te_op_attn_fwd(te, &one);
         for (int turn = 0; turn < 2; turn++) { /* the second one finds the counters as the first one left them */
             te_op_attn_fwd(te, &a);
             float *all = test_read(o);
             REQUIRE_OK(te);
             for (int i = 1; i < B; i++) CHECK(memcmp(all, all + (int64_t)i * G * D, sizeof(float) * G * D) == 0);
+            CHECK_BYTES("o of one sequence", test_read(of_one[0]), all, sizeof(float) * G * D);
+            CHECK_BYTES("lse of one sequence", test_read(of_one[1]), test_read(lse), sizeof(float) * G);
             CHECK(all[0] != 0 && (turn == 0 || memcmp(all, before, sizeof(float) * B * G * D) == 0));
             before = all;
         }

@@ -293,41 +293,62 @@ TE_TEST_DEVICES(joint_gemm_of_swizzled_scales_and_nan) {
         }
 }
 
-/* One row of NVFP4, whose blocks' largest values are 0.7 of the block's before: scales of every size, subnormal ones,
- * which are so coarse that values exceed 6 of their units by far, and scales of 0. B is the identity, so that D has the
- * values of A's codes. */
-TE_TEST_DEVICES(joint_gemm_of_blocks_of_every_size) {
-    enum { K = 768 };
-    static const te_dtype dtypes[] = {TE_BF16, TE_F16, TE_F32};
+/* One row of NVFP4 by the identity, so that D has the values of A's codes. Its scale is 1 where the largest value is 6 * 448: then the second block's values are their codes' units, each but 6 and 5.9 in the
+ * middle between two codes, and the third block's scale is the smallest, and so much too small that its values are above 7 units. Behind them are blocks of all sizes, with a block of zeros among them. */
+TE_TEST_DEVICES(joint_gemm_of_rare_blocks) {
+    enum { N = 768, TURNS = 7 };
+    static const struct {
+        const char *name;
+        int64_t k; /* 3, 21 and 33 turns: one, two and three for each warp */
+        te_dtype dtype;
+        float largest;
+        int special; /* 1: two negative NaN; 2: infinities, with which D has signs and zeros alone */
+    } rows[TURNS] = {{"", 768, TE_BF16, 2688, 0}, {"", 5376, TE_BF16, 2688, 0}, {"", 8448, TE_F32, 2688, 0}, {"NaN", 768, TE_F16, 2688, 1}, {"infinities", 768, TE_BF16, 2688, 2},
+                     {"large", 768, TE_BF16, 3e38f, 0}, {"small", 768, TE_BF16, 1e-38f, 0}};
+    static const float middles[16] = {6, 5, 3.5f, 2.5f, 1.75f, 1.25f, 0.75f, 0.25f, -5.9f, -5, -3.5f, -2.5f, -1.75f, -1.25f, -0.75f, -0.25f};
     const joint_case *j = NULL;
     for (int c = 0; c < COUNT(joint_cases); c++)
         if (joint_cases[c].scaling == TE_SCALING_NVFP4) j = &joint_cases[c];
     REQUIRE(j);
-    float *identity = test_alloc(sizeof(float) * K * K);
-    for (int i = 0; i < K; i++) identity[i * K + i] = 1;
-    for (int turn = 0; turn < COUNT(dtypes) * 3; turn++) {
-        const te_dtype dtype = dtypes[turn / 3];
-        static const char *const names[] = {"", ", a negative NaN", ", infinities"};
-        float *x = test_normal(K, 3);
+    for (int turn = 0; turn < TURNS; turn++) {
+        const int64_t k = rows[turn].k;
+        const float unit = rows[turn].largest / 2688;
+        float *x = test_normal(k, 3), *some = (float *)test_alloc(sizeof(float) * (size_t)(N * k));
         te_op_joint_gemm_args a = {0};
-        test_case("%s%s", te_dtype_name(dtype), names[turn % 3]);
+        te_explanation e;
+        test_case("%s k=%d %s", te_dtype_name(rows[turn].dtype), (int)k, rows[turn].name);
         te_scope_begin(te);
-        for (int i = 0; i < K; i++) x[i] *= i / 16 == 20 ? 0 : powf(0.7f, (float)(i / 16)); /* one block of zeros */
-        if (turn % 3 == 1) x[5] = x[40] = -NAN;
-        if (turn % 3 == 2) x[70] = INFINITY, x[90] = -INFINITY;
-        a.a = test_tensor(te, dtype, SHAPE(1, K), x);
-        a.count = 1, a.m = 1, a.k = K;
+        for (int i = 0; i < k; i++) {
+            const int block = i / 16;
+            x[i] *= block == 20 ? 0 : 100 * unit * powf(0.7f, (float)(block % 48));
+            if (block == 1) x[i] = middles[i % 16] * unit;
+            if (block == 2) x[i] = (i % 2 ? 8.7f : -7.5f) * 0x1p-9f * unit;
+        }
+        x[0] = rows[turn].largest;
+        if (rows[turn].special == 1) x[5] = x[70] = -NAN;
+        if (rows[turn].special == 2) x[70] = INFINITY, x[90] = -INFINITY;
+        for (int i = 0; i < N; i++) some[i * k + i * (k / N)] = 1; /* an element of each few, and each if k is N */
+        a.a = test_tensor(te, rows[turn].dtype, SHAPE(1, k), x);
+        a.count = 1, a.m = 1, a.k = k;
         a.scaling_a = j->scaling, a.scaling_b = j->of_weight, a.quantize_a = j->dtype;
         te_joint_product *p = &a.product[0];
-        p->n = K;
-        weight_of(te, j, TE_F8E4M3, false, test_tensor(te, TE_BF16, SHAPE(K, K), identity), p);
-        p->d = test_guarded(te, TE_F32, SHAPE(1, K));
-        te_tensor *d[3] = {test_guarded(te, TE_F32, SHAPE(1, K))};
+        p->n = N;
+        weight_of(te, j, TE_F8E4M3, false, test_tensor(te, TE_BF16, SHAPE(N, k), some), p);
+        p->d = test_guarded(te, TE_F32, SHAPE(1, N));
+        te_tensor *d[3] = {test_guarded(te, TE_F32, SHAPE(1, N))};
+        REQUIRE(te_explain(te, TE_OP_JOINT_GEMM, &a, "sm_90", &e) == TE_OK);
+        CHECK_MSG(strstr(e.kernels, "JOINT=") && strstr(e.kernels, "ONE=1"), "%s", e.kernels);
         te_op_joint_gemm(te, &a);
         by_calls(te, &a, d, NULL);
         REQUIRE_OK(te);
+        const float *got = test_read(p->d);
         /* one product of exact numbers for each element, and two factors */
-        CHECK_CLOSE("D", test_read(p->d), test_read(d[0]), K, 0x1p-22, 0);
+        CHECK_CLOSE("D", got, test_read(d[0]), N, 0x1p-22, 0);
+        if (turn == 0) { /* 6 4 4 2 2 1 1 0, and the same below 0: middles become the even code */
+            static const float codes[16] = {6, 4, 4, 2, 2, 1, 1, 0, -6, -4, -4, -2, -2, -1, -1, 0};
+            for (int i = 0; i < 16; i++) CHECK_MSG(got[16 + i] == codes[i], "%g is %g", middles[i], got[16 + i]);
+            for (int i = 0; i < 16; i++) CHECK_MSG(got[32 + i] == (i % 2 ? 6 : -6) * 0x1p-9f, "%d: %g", i, got[32 + i]);
+        }
         te_scope_end(te);
     }
 }

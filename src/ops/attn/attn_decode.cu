@@ -580,7 +580,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 te_store8_there(te_cluster_at(sent_parts + 8 * (split * rows + r), c), sum.top, sum.l,
                                 te_cluster_at(te_smem(&bar_sent), c));
         }
-        te_mbar_wait(te_smem(&bar_sent), 0);
+        te_mbar_wait_sent(te_smem(&bar_sent), 0);
         for (te_u32 i = threadIdx.x; i < own_quads; i += THREADS) {
             const int r = (int)((first_quad + i) / QUADS), c = (int)(4 * ((first_quad + i) % QUADS));
             if (c >= a.d_v) continue;
@@ -599,7 +599,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
             for (int s = 0; s < TOGETHER; s++) {
                 w[s] = te_exp2(w[s] - base);
-                l[s] *= w[s];
+                l[s] = __fmul_rn(l[s], w[s]); // not fused with the additions, as in the sum of a warp's lanes
                 if (s < used) te_add_part(joined, w[s], te_float4_of(te_lds16(sent + 16 * (s * share + i))));
             }
             sum.l = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])); // the order of te_warp_sum
@@ -615,8 +615,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const int r = at / QUADS, c = 4 * (at % QUADS);
         te_part sum;
         if (c >= a.d_v) continue;
-        const float4 joined =
-            te_join((const float4 *)(sums + r * ROW_SUMS + c), of_warps + r, sum);
+        const float4 joined = te_join((const float4 *)(sums + r * ROW_SUMS + c), of_warps + r, sum);
         if (used == 1) {
             te_finish(a, seq, b, first_head, r, c, joined, sum);
             continue;
@@ -626,6 +625,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (c == 0) *(float2 *)(to_row + a.d_v) = make_float2(sum.top, sum.l);
     }
     if (used == 1) return;
+
     // ---- the chunks ----
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -686,9 +686,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             if (n < min(in_registers, used)) te_add_part(joined, weights[n].top, early[n]);
         int i = in_registers;
 #pragma unroll 8
-        for (; i < kept; i++) {
+        for (; i < kept; i++)
             te_add_part(joined, weights[i].top, te_float4_of(te_lds16(o_kept + 16 * i * part_pieces)));
-        }
 #pragma unroll 16
         for (; i < used; i++) te_add_part(joined, weights[i].top, __ldcg(o + i * part_pieces));
         te_finish(a, seq, b, first_head, r, c, joined, of_warps[r]);

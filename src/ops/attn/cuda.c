@@ -225,19 +225,27 @@ static int te__attn_decode_splits(const te__attn_kargs *a) {
                   most = a->s_kv <= TE__ATTN_DECODE_SHORT ? te__min(share, TE__ATTN_DECODE_TOGETHER) : share;
     return (int)te__min(most, te__div_up(a->s_kv, TE__ATTN_DECODE_CHUNK(1, 1)));
 }
-/* Returns the number of blocks of a cluster, for `splits` chunks of each of `places` sequences and KV heads; 0: no
- * clusters. With many blocks the time to start clusters is longer than what they save. Sums have the same bits either
- * way. */
-static int te__attn_decode_cluster(const te__plan *p, int splits, int64_t places) {
-    if (p->sm < 90 || p->sm >= 120 || splits <= 1) return 0;
-    if (places * te__round_up(splits, TE__ATTN_DECODE_TOGETHER) > 4 * (int64_t)p->num_sms) return 0;
-    return splits > 4 ? TE__ATTN_DECODE_TOGETHER : splits > 2 ? 4 : 2;
-}
 static int64_t te__attn_decode_shared(const te__attn_kargs *a, bool clustered) {
     const int d = te__attn_padded_d(a), rows = te__attn_decode_rows(a), codes = te__attn_is_coded(a),
               sent = clustered ? TE__ATTN_DECODE_SENT(d, a->s_q * (a->heads / a->groups)) : 0;
     return te__max(te__max(TE__ATTN_DECODE_TILES(d, rows, codes), TE__ATTN_DECODE_SUMS(d, rows)) + sent,
                    TE__ATTN_DECODE_JOINED(rows, te__attn_decode_share(a)));
+}
+static bool te__attn_decode_has_clusters(const te__plan *p) { return p->sm >= 90 && p->sm < 120; }
+/* Returns about the most blocks that run at once. */
+static int64_t te__attn_decode_at_once(const te__plan *p, int64_t shared) {
+    enum { BESIDE = 1024 + 384, MOST = 4 }; /* bytes of each block beside `shared`; blocks of a multiprocessor */
+    return p->num_sms * te__min(MOST, te__sm_shared(p->sm) / te__round_up(shared + BESIDE, 128));
+}
+/* Returns the number of blocks of a cluster, for `splits` chunks of each of `places` sequences and KV heads; 0: no
+ * clusters. With many blocks the time to start clusters is longer than what they save, and so is that of blocks that
+ * wait for room, which blocks without clusters need less of. Sums have the same bits either way. */
+static int te__attn_decode_cluster(const te__plan *p, const te__attn_kargs *a, int splits, int64_t places) {
+    const int64_t blocks = places * te__round_up(splits, TE__ATTN_DECODE_TOGETHER),
+                  at_once = te__attn_decode_at_once(p, te__attn_decode_shared(a, true));
+    if (!te__attn_decode_has_clusters(p) || splits <= 1 || blocks > 4 * (int64_t)p->num_sms) return 0;
+    if (blocks > at_once && at_once < te__attn_decode_at_once(p, te__attn_decode_shared(a, false))) return 0;
+    return splits > 4 ? TE__ATTN_DECODE_TOGETHER : splits > 2 ? 4 : 2;
 }
 
 /* `kernels`: those for the problem or, of a cache of codes, for its numbers. */
@@ -247,7 +255,7 @@ static bool te__attn_decodes(const te__plan *p, const te__attn_kargs *a, int ker
            (a->x.page_size % 16 == 0 || a->x.pages_of_each == 1) && /* no tile of 16 keys lies in two pages */
            a->groups <= TE__PLAN_MANY_COUNTERS && a->batch <= 32 * (TE__PLAN_MANY_COUNTERS / a->groups) &&
            (!te__attn_is_coded(a) || te__attn_coded_rows_fit(a, 16)) &&
-           te__attn_decode_shared(a, true) <= te__attn_shared_limit(p);
+           te__attn_decode_shared(a, te__attn_decode_has_clusters(p)) <= te__attn_shared_limit(p);
 }
 /* Sets what the kernel reads before te_follow: the lengths of sequences and the rows of keys and values that are there
  * when the graph is launched (ops/early.c). */
@@ -274,7 +282,7 @@ static te_result te__attn_plan_decode(te__plan *p, const te_op_attn_fwd_args *ar
               together = (int)te__min(a->batch, TE__PLAN_MANY_COUNTERS / a->groups), /* launches use the same memory in
                                                                                       * turn */
               most = te__attn_decode_splits(a),
-              cluster = te__attn_decode_cluster(p, most, (int64_t)together * a->groups),
+              cluster = te__attn_decode_cluster(p, a, most, (int64_t)together * a->groups),
               splits = cluster ? (int)te__round_up(most, cluster) : most;
     float *part = splits > 1
                       ? te__plan_floats(p, (int64_t)together * a->groups * splits * heads * a->s_q * (a->d_v + 4))

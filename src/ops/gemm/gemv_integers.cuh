@@ -35,7 +35,7 @@ TE_DEV void te_integers_zeros(te_u32 to) {
 }
 // Looks up the four codes in the lower half of `codes`, each into a byte. Negative codes give 0: with the highest bit
 // set, a selector of prmt stands for the sign of the byte that it would select, and all signs of the table are 0.
-TE_DEV te_u32 te_integers_of(te_u32 codes, te_u32 lower = TE_INTEGERS_LOWER) {
+TE_DEV te_u32 te_integers_of(te_u32 codes, te_u32 lower) {
     te_u32 r;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(lower), "r"(TE_INTEGERS_UPPER), "r"(codes));
     return r;
@@ -62,7 +62,7 @@ TE_DEV void te_integers_quantize(te_u32 turn, const te_raw<TE_ANY> &raw, const t
     most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
     const te_u8 code = te_nvfp4_block_code(most, tensor);
     const float step = te_nvfp4_step(code, tensor);
-    // te__rcp_f32 of a step from 2^-126 to below 2^126, without the code for others
+    // te__rcp_f32 of a step from 2^-126 to below 2^125, without the code for others
     float multiplier;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(multiplier) : "f"(step));
     multiplier = __fmaf_rn(multiplier, -__fmaf_rn(step, multiplier, -1.0f), multiplier);
@@ -84,7 +84,7 @@ TE_DEV void te_integers_quantize(te_u32 turn, const te_raw<TE_ANY> &raw, const t
             // a pair is 2^23 + 2^15 + 2^7 and twice its values, the second one times 2^8: all bytes are positive
             pairs[j >> 1] = __fmaf_rn(rounded, j & 1 ? 512.0f : 2.0f, j & 1 ? pairs[j >> 1] : 8421504.0f);
         }
-        // From 7 on, values would be rounded to 8. A NaN, or a step of 0, makes a pair NaN.
+        // From 7 on, values would be rounded to 8. A NaN, or a step below 2^-126, makes a pair NaN.
         const float all = (pairs[0] + pairs[1]) + (pairs[2] + pairs[3]);
         again = !again && __any_sync(0xffffffffu, !(most * multiplier < 7.0f && all == all && step < 0x1p125f));
     } while (again);

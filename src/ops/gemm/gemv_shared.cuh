@@ -149,7 +149,8 @@ struct te_gemv_shared {
             else asm("{ .reg .b32 x; abs.f16x2 x, %1; max.f16x2 %0, %0, x; }" : "+r"(most) : "r"(raw.w[j]));
         }
     }
-    // Returns the largest |x| of A, NaN ignored. `raw` has the thread's last round.
+    // Returns the largest |x| of A, NaN ignored. `raw` has the thread's last round. With INTEGERS, values of 16 bits
+    // are in shared memory then, where fill() finds them.
     TE_DEV float amax(const void *a, te_i64 lda, bool vector, te_raw<TE_ANY> raw[AT_ONCE]) const {
         te_u32 most = 0;
 #pragma unroll 1
@@ -179,7 +180,8 @@ struct te_gemv_shared {
         return __uint_as_float(__reduce_max_sync(0xffffffffu, most));
     }
 #if INTEGERS
-    // Quantizes A, whose values of 16 bits are in shared memory now, in place. Returns the factor of all its values.
+    // Quantizes A. Values of 16 bits, which normalize() or amax() has put into shared memory, are quantized in place;
+    // those of f32 are loaded again. Returns the factor of all values.
     TE_DEV float fill(const void *a, te_i64 lda, float factor_a, const te__gemv_quantizing &q,
                       te_u32 largest = 0) const {
         te_raw<TE_ANY> raw[AT_ONCE];

@@ -198,18 +198,22 @@ TE_TEST_DEVICES(joint_gemm_of_a_head) {
             check_joint(te, j, NOTHING, TE_BF16, 1, k == 0 ? 3 : 1, lines, lengths[k], scaled && whole && joins(j)); /* gemm_hopper takes so many lines of other formats */
         }
 }
-/* The warps that share a tile, on paper: few tiles on 132 multiprocessors, and many. */
+/* The warps that share a tile, on paper: few tiles on 132 multiprocessors, and many; one row of NVFP4. */
 TE_TEST(joint_warps_of_a_tile) {
     static const struct {
         int64_t tiles, turns;
         int warps;
-    } cases[] = {{132, 64, 16}, {132, 8, 8}, {133, 64, 8}, {512, 16, 4}, {2112, 32, 1}, {24, 1, 1}, {24, 3, 2},
-                 {2113, 1, 1}, {2113, 2, 2}, {2113, 3, 2}, {2501, 5, 2}, {2501, 8, 2}, {8016, 16, 2}, {8016, 31, 2}, {8016, 32, 4}, {8016, 64, 8}, {8016, 128, 16}, {8016, 1000, 16}};
+        bool nvfp4_row, gated;
+    } cases[] = {{132, 64, 16, 0, 0}, {132, 8, 8, 0, 0}, {133, 64, 8, 0, 0}, {512, 16, 4, 0, 0}, {2112, 32, 1, 0, 1}, {24, 1, 1, 0, 0}, {24, 3, 2, 0, 0},
+                 {2113, 1, 1, 0, 0}, {2113, 2, 2, 0, 0}, {2113, 3, 2, 0, 0}, {2501, 5, 2, 0, 0}, {2501, 8, 2, 0, 0}, {8016, 16, 2, 0, 0}, {8016, 31, 2, 0, 0}, {8016, 32, 4, 0, 0}, {8016, 64, 8, 0, 0},
+                 {8016, 128, 16, 0, 0}, {8016, 1000, 16, 0, 0},
+                 {128, 32, 8, 1, 0}, {128, 8, 8, 1, 0}, {192, 8, 8, 1, 0}, {384, 16, 4, 1, 0}, {896, 16, 2, 1, 0}, {896, 16, 4, 1, 1}, {896, 16, 2, 0, 1}, {512, 8, 4, 1, 1}, {2112, 1, 1, 1, 1}, {2112, 3, 2, 1, 1},
+                 {100, 16, 8, 1, 1}, {8016, 16, 2, 1, 0}};
     te__plan p = TE_ZERO;
     p.num_sms = 132;
     for (int i = 0; i < COUNT(cases); i++) {
         test_case("%d tiles of %d turns", (int)cases[i].tiles, (int)cases[i].turns);
-        CHECK_EQ_INT(te__gemv_joint_warps(&p, cases[i].tiles, cases[i].turns), cases[i].warps);
+        CHECK_EQ_INT(te__gemv_joint_warps(&p, cases[i].tiles, cases[i].turns, cases[i].nvfp4_row, cases[i].gated), cases[i].warps);
     }
 }
 

@@ -591,14 +591,17 @@ static int te__gemv_joint_depth(const te__plan *p, const te__gemm_problem *q, bo
 /* Returns the number of warps that share a tile, at most the number of turns. Blocks have sixteen warps, and each
  * multiprocessor has one block. As many warps as leave each group one tile, since a second tile begins when the first
  * has ended. If single warps would have several tiles each (an lm_head): two warps, or as many as have eight turns
- * each; they read neighbouring bytes. */
-static int te__gemv_joint_warps(const te__plan *p, int64_t tiles, int64_t turns) {
+ * each; they read neighbouring bytes. Turns of one row of NVFP4 (`nvfp4_row`) have the most instructions: it is faster
+ * in tiles of at most eight warps and, with pairs of products (`gated`), of at least four (tests/bench/notes.md). */
+static int te__gemv_joint_warps(const te__plan *p, int64_t tiles, int64_t turns, bool nvfp4_row, bool gated) {
     int warps = 16;
     if (tiles > 16 * (int64_t)p->num_sms) {
         while (warps > 2 && 8 * warps > turns) warps /= 2;
         return turns > 1 ? warps : 1;
     }
     while (warps > 1 && (warps > turns || tiles > 16 / warps * (int64_t)p->num_sms)) warps /= 2;
+    if (nvfp4_row && warps > 8) warps = 8;
+    while (nvfp4_row && gated && warps < 4 && 2 * warps <= turns) warps *= 2;
     return warps;
 }
 
@@ -665,7 +668,8 @@ static te_result te__gemm_plan_gemv_joint(te__plan *p, const te__gemm_joint *j) 
     }
     for (; i < TE__COUNT(v->part); i++) v->part[i] = v->part[i - 1];
     if (j->activation) tiles /= 2; /* pairs */
-    warps = te__gemv_joint_warps(p, tiles, a->k / turn);
+    warps = te__gemv_joint_warps(p, tiles, a->k / turn, a->m == 1 && a->scaling_a == TE_SCALING_NVFP4,
+                                 j->activation != 0);
     depth = te__gemv_joint_depth(p, q, j->activation != 0, sum, te__gemv_joint_kept(q, j, warps), &shared);
     if (q->high) te__gemv_fill_quantizing(&v->q, q->high);
     te__gemv_options(l, q);

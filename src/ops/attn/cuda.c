@@ -238,8 +238,8 @@ static int64_t te__attn_decode_at_once(const te__plan *p, int64_t shared) {
     return p->num_sms * te__min(MOST, te__sm_shared(p->sm) / te__round_up(shared + BESIDE, 128));
 }
 /* Returns the number of blocks of a cluster, for `splits` chunks of each of `places` sequences and KV heads; 0: no
- * clusters. With many blocks the time to start clusters is longer than what they save, and so is that of blocks that
- * wait for room, which blocks without clusters need less of. Sums have the same bits either way. */
+ * clusters. With many blocks, clusters take longer to start than they save. They are not used either where the memory
+ * for what they send keeps blocks from running at once. Sums have the same bits either way. */
 static int te__attn_decode_cluster(const te__plan *p, const te__attn_kargs *a, int splits, int64_t places) {
     const int64_t blocks = places * te__round_up(splits, TE__ATTN_DECODE_TOGETHER),
                   at_once = te__attn_decode_at_once(p, te__attn_decode_shared(a, true));

@@ -124,8 +124,8 @@ typedef struct te__attn_decode_kargs {
 #define TE__ATTN_DECODE_SUMS(d, rows) (4 * TE__ATTN_DECODE_WARPS * (rows) * ((d) + 4))
 #define TE__ATTN_DECODE_JOINED(rows, share) (8 * (share) * (rows))
 /* With clusters, behind the tiles and the sums: what the cluster's blocks send a block, 16 bytes for each four channels
- * of its share of the rows, and 8 for each row. `rows`: those that there are. All shares of a row, whose number is a
- * multiple of eight before it is rounded up, are at most six more. */
+ * of its share of the rows, and 8 for each row. `rows`: those that there are. The number of fours is a multiple of
+ * eight, so shares that are rounded up have at most six more in all. */
 #define TE__ATTN_DECODE_SENT(d, rows) \
     (16 * ((rows) * (d) / 4 + TE__ATTN_DECODE_TOGETHER - 2) + 8 * TE__ATTN_DECODE_TOGETHER * (rows))
 

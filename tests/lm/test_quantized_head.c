@@ -49,7 +49,7 @@ static te_module *qh_linear(te_ctx *te, te_module *from) {
 /* Logits, in training and without gradients, stored quantized and quantized at each call, and in a batch whose rows a
  * product does not quantize by itself; and the gradients of both matrices that have the vocabulary. */
 TE_TEST_DEVICES(quantized_head_equals_a_linear) {
-    for (int n = 0; n < QH_RECIPES * 4; n++) {
+    for (int n = 0; n < QH_RECIPES * 4; n += test_every_odd(1)) {
         const te_recipe recipe = qh_recipe(n / 4);
         const bool stored = n % 2, no_grad = n / 2 % 2;
         const int64_t batch = no_grad ? 1 : 16, length = no_grad ? QH_P : 2; /* 16 x 2: rows in whole groups of 32 */
@@ -125,7 +125,7 @@ static void qh_decode(te_module *m, const te_recipe *recipe, bool launches, floa
 }
 /* Calls have the numbers of the head that is quantized by a forward of its own, and launches the bits of calls. */
 TE_TEST_DEVICES(quantized_head_decodes) {
-    for (int n = 0; n < QH_RECIPES; n++) {
+    for (int n = 0; n < QH_RECIPES; n += test_every_odd(1)) {
         const te_recipe recipe = qh_recipe(n);
         /* bf16: 8 bits, some roundings. A scale of a whole tensor (current, NVFP4) is another one of a single row than
          * of all, and so are the codes: those of E4M3 are off by 2.6e-2 in the mean, of E2M1 by 0.1, in 8 products */
@@ -166,7 +166,7 @@ static te_result qh_doubled(te_module *m, te_forward_args *args) {
     return args->outputs.out ? result : TE_ERR_STATE;
 }
 TE_TEST_DEVICES(quantized_head_with_a_forward_of_its_own) {
-    for (int n = 0; n < QH_RECIPES; n++) {
+    for (int n = 0; n < QH_RECIPES; n += test_every_odd(1)) {
         const te_recipe recipe = qh_recipe(n);
         float *once[QH_ROOM], *twice[QH_ROOM];
         test_case("%s", te_recipe_name(recipe.kind));
@@ -190,7 +190,7 @@ TE_TEST_DEVICES(quantized_head_with_a_forward_of_its_own) {
 
 /* Stored quantized, the head takes the bytes of its codes, once in a model made without gradients. */
 TE_TEST_DEVICES(quantized_head_takes_less_memory) {
-    for (int n = 0; n < QH_RECIPES; n++) {
+    for (int n = 0; n < QH_RECIPES; n += test_every_odd(1)) {
         const te_recipe recipe = qh_recipe(n);
         size_t bytes[2];
         test_case("%s", te_recipe_name(recipe.kind));
@@ -216,7 +216,7 @@ TE_TEST_DEVICES(quantized_head_takes_less_memory) {
 /* Files of the model, and of one whose weights are plain, give another model the same codes, and so the same logits. */
 TE_TEST_DEVICES(quantized_head_is_saved_and_loaded) {
     const char *path = test_path("head.safetensors");
-    for (int n = 0; n < QH_RECIPES; n++) {
+    for (int n = 0; n < QH_RECIPES; n += test_every_odd(1)) {
         const te_recipe recipe = qh_recipe(n);
         te_module *m = qh_make(te, 5, true, &recipe), *plain = qh_make(te, 5, false, NULL);
         for (int from = 0; from < 2; from++) {

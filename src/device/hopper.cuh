@@ -31,7 +31,7 @@ TE_DEV void te_mbar_wait(te_u32 bar, int parity) {
     } while (!done);
 }
 
-// The same for data that other blocks of the cluster have sent.
+// As te_mbar_wait, for bytes that other blocks of the cluster store: their writes are visible behind it.
 TE_DEV void te_mbar_wait_sent(te_u32 bar, int parity) {
     int done;
     do {

@@ -16,9 +16,9 @@
 //
 // A warp copies its own keys by cp.async, a step ahead, and has its own maximum and sums, so that warps do not
 // wait for each other. At the end the block adds up the sums of its warps. For each sequence and KV head, the last
-// block to finish adds up the chunks, always in the same order. If the chunks' blocks are those of a cluster, they send
-// each other their sums, and each block adds up a share of the channels, in that order too. Blocks that run at the same
-// time read neighbouring rows: those of all KV heads of a token.
+// block to finish adds up the chunks, always in the same order. If the blocks form a cluster, they send each other
+// their sums instead, and each block adds up all chunks for a share of the channels, in the same order. Blocks that
+// run at the same time read neighbouring rows: those of all KV heads of a token.
 //
 // Products are transposed: S^T = K Q^T and O^T += V^T P^T. An mma.sync has 16 rows and 8 columns, and there are 16 keys
 // or channels, but often at most 8 rows of queries.
@@ -321,8 +321,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (split > 0 && from >= end) return;
     const int used = end > begin ? (end - begin + chunk - 1) / chunk : 1;
 #if TE_HAS_STORE_ASYNC
-    // The blocks of a cluster add up chunks together: of the QUADS of all rows, block i has `share` from i * share on.
-    // The blocks send each other their sums.
+    // The blocks of a cluster add up the chunks together. Four channels of a row are a quad. Block i of the cluster
+    // adds up the quads from i * share on, `share` of them, and receives their sums from all blocks.
     __shared__ te_u64 bar_sent;
     const bool in_cluster = args.clustered && used > 1 && used <= TOGETHER;
     const te_u32 quads = rows * QUADS, share = (quads + used - 1) / used, first_quad = split * share,

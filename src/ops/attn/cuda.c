@@ -234,7 +234,10 @@ static int64_t te__attn_decode_shared(const te__attn_kargs *a, bool clustered) {
 static bool te__attn_decode_has_clusters(const te__plan *p) { return p->sm >= 90 && p->sm < 120; }
 /* Returns about the most blocks that run at once. */
 static int64_t te__attn_decode_at_once(const te__plan *p, int64_t shared) {
-    enum { BESIDE = 1024 + 384, MOST = 4 }; /* bytes of each block beside `shared`; blocks of a multiprocessor */
+    enum {
+        BESIDE = 1024 + 384, /* bytes of a block: those that the GPU reserves, and static ones with eight rows */
+        MOST = 4             /* blocks of a multiprocessor, by registers */
+    };
     return p->num_sms * te__min(MOST, te__sm_shared(p->sm) / te__round_up(shared + BESIDE, 128));
 }
 /* Returns the number of blocks of a cluster, for `splits` chunks of each of `places` sequences and KV heads; 0: no

@@ -123,9 +123,9 @@ typedef struct te__attn_decode_kargs {
                                    (TE__ATTN_DECODE_ROW_K(d, codes) + TE__ATTN_DECODE_ROW_V(d, codes)))
 #define TE__ATTN_DECODE_SUMS(d, rows) (4 * TE__ATTN_DECODE_WARPS * (rows) * ((d) + 4))
 #define TE__ATTN_DECODE_JOINED(rows, share) (8 * (share) * (rows))
-/* With clusters, behind the tiles and the sums: what the cluster's blocks send a block, 16 bytes for each four channels
- * of its share of the rows, and 8 for each row. `rows`: those that there are. The number of fours is a multiple of
- * eight, so shares that are rounded up have at most six more in all. */
+/* Bytes behind the tiles and the sums for what a block receives from the blocks of its cluster: 16 from each for each
+ * four channels of its share, and 8 from each for each row. `rows`: those that there are. The shares of all blocks are
+ * `rows` * d / 4 fours, a multiple of eight, and up to six more, since shares are rounded up. */
 #define TE__ATTN_DECODE_SENT(d, rows) \
     (16 * ((rows) * (d) / 4 + TE__ATTN_DECODE_TOGETHER - 2) + 8 * TE__ATTN_DECODE_TOGETHER * (rows))
 

@@ -46,8 +46,9 @@ TE_DEV te_u32 te_integers_scaled(te_u32 scales, te_u32 by) { // two f16 each
     return r;
 }
 
-// Quantizes a turn of Y as te_nvfp4_pack8 does, and writes it. `raw`: the lane's values 8 lane .. 8 lane + 7, of format
-// DT. All lanes of the warp call this. A NaN has the code of 6, as infinity has.
+// Quantizes a turn of Y, 256 values, to the codes of te_nvfp4_pack8, and writes it to shared memory at `turn`. Each
+// lane has eight neighbouring values in `raw`, of format DT. All lanes of the warp call this. A NaN gets the code of
+// 6, as infinity does.
 //
 // Codes from 0 to 2 are 1/2 apart, those up to 4 by 1, and those up to 6 by 2: by half of the largest power of two that
 // is at most max(|y|, 1). With 1.5 * 2^22 of these powers added, an f32 has no bits below that. So y is rounded to the
@@ -70,7 +71,7 @@ TE_DEV void te_integers_quantize(te_u32 turn, const te_raw<TE_ANY> &raw, const t
     asm volatile("" : "+r"(again)); // else the compiler writes the loop out twice
 #pragma unroll 1
     do {
-        if (again) { // as te_nvfp4_pack8 does, and limited to the values of codes
+        if (again) { // with the exact reciprocal, and clamped to the largest value of a code
             const float exact = te_nvfp4_multiplier(code, tensor);
 #pragma unroll
             for (int j = 0; j < 8; j++) v[j] = fmaxf(fminf(__fmul_rn(v[j], exact), 6.0f), -6.0f);

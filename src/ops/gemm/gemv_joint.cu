@@ -417,8 +417,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS > 1 || EXCHANGED ? 1 
     int odd = 0;
 #pragma unroll 1
     for (; there; odd ^= 1) {
-        // Asked for before the products, which hide the time of these loads. A residual is converted behind them. A
-        // bias, which most products lack, is asked into the L1 cache, and takes no register.
+        // These loads begin before the products, which hide their latency. The residual is converted after the
+        // products. A bias, which most layers lack, is only brought into the L1 cache here, and takes no register.
         te_u32 residual = 0;
         {
 #pragma unroll
